@@ -1,0 +1,55 @@
+# Each command sets itself up in .venv/, which may be deleted at any time.
+# Another interpreter: make demo PYTHON=python3.13
+
+PYTHON = python3
+VENV = .venv
+PIP = $(VENV)/bin/python -m pip --disable-pip-version-check --quiet
+MANAGE = $(VENV)/bin/python example_project/manage.py
+# What a bare machine lacks, or has no time for.
+FAST = not slow and not second_server and not pgbouncer and not browser
+
+.PHONY: help demo run test test-all lint
+
+help:
+	@echo "make demo      place orders, run a worker, deliver mails, check them all"
+	@echo "make run       the example shop with one worker, on http://127.0.0.1:8000/"
+	@echo "make test      the tests that need nothing but Python"
+	@echo "make test-all  every test; some need PgBouncer, Chromium, a second server or time"
+	@echo "make lint      ruff and mypy"
+
+demo: $(VENV)/.demo
+	@$(MANAGE) demo
+
+run: $(VENV)/.demo
+	@$(MANAGE) runshop
+
+test: $(VENV)/.test
+	@$(VENV)/bin/python -m pytest -m "$(FAST)"
+
+test-all: $(VENV)/.test
+	@$(VENV)/bin/python -m pytest -m ""
+
+lint: $(VENV)/.lint
+	@$(VENV)/bin/python -m ruff check
+	@$(VENV)/bin/python -m ruff format --check
+	@$(VENV)/bin/python -m mypy
+
+$(VENV)/.demo: pyproject.toml $(VENV)/.created
+	@echo "Installing the packages that the demo needs into $(VENV)/"
+	@$(PIP) install --editable ".[demo]"
+	@touch $@
+
+$(VENV)/.test: pyproject.toml $(VENV)/.created
+	@echo "Installing the packages that the tests need into $(VENV)/"
+	@$(PIP) install --editable ".[test]"
+	@touch $@
+
+$(VENV)/.lint: pyproject.toml $(VENV)/.created
+	@$(PIP) install --editable ".[test,lint]"
+	@touch $@
+
+$(VENV)/.created:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "Python 3.11 or newer is needed. Say which one: make PYTHON=python3.13 ..."; exit 1; }
+	@$(PYTHON) -m venv --clear $(VENV)
+	@touch $@

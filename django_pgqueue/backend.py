@@ -1,0 +1,140 @@
+"""
+The door from Django's Tasks framework: ``"BACKEND": "django_pgqueue.PgQueueBackend"``.
+
+Imported while apps are loading, since ``@task`` instantiates the backend, so it looks the model up late.
+Django keeps one instance for each thread: no state belongs here.
+"""
+
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from django.core.checks import CheckMessage
+from django.db import router
+
+from . import payload, registry, results
+from .compat import BaseTaskBackend, Task, TaskResult, TaskResultDoesNotExist, task_enqueued
+from .conf import MAX_QUEUE_NAME_LENGTH, MAX_TASK_PATH_LENGTH, Options
+from .statements.claim import EarlierAttempt
+from .statements.enqueue import NewJob
+from .tasks import InvalidTaskOption
+from .tasks import Task as OurTask
+
+if TYPE_CHECKING:
+    from .managers import JobManager
+
+MAX_ID = 2**63 - 1
+
+
+class PgQueueBackend(BaseTaskBackend):
+    """Keeps jobs in PostgreSQL, in the transaction of whoever enqueues them."""
+
+    task_class = OurTask
+    supports_defer = True
+    supports_async_task = True
+    supports_get_result = True
+    supports_priority = True
+
+    checks_calls = True  # so that Task.enqueue() need not
+
+    @cached_property
+    def settings(self) -> Options:
+        """The checked options; raises ``ImproperlyConfigured``. Not at once, so that checks can report."""
+        return Options.parse(self.alias, self.options)
+
+    @property
+    def database(self) -> str:
+        """The alias of the database that holds this backend's jobs."""
+        from .models import Job
+
+        return self.settings.database or router.db_for_write(Job)
+
+    @property
+    def jobs(self) -> "JobManager":
+        """The manager of jobs, bound to this backend's database."""
+        from .models import Job
+
+        return Job.objects.db_manager(self.database)
+
+    def validate_task(self, task: Task) -> None:
+        super().validate_task(task)
+        if len(task.queue_name) > MAX_QUEUE_NAME_LENGTH or not task.queue_name or "\x00" in task.queue_name:
+            raise InvalidTaskOption(
+                f"A queue's name must have 1 to {MAX_QUEUE_NAME_LENGTH} characters, not {task.queue_name!r:.80}."
+            )
+        if len(task.module_path) > MAX_TASK_PATH_LENGTH:
+            raise InvalidTaskOption(
+                f"A task's path may have at most {MAX_TASK_PATH_LENGTH} characters: {task.module_path:.80}…"
+            )
+
+    def enqueue(self, task: Task, args: Sequence[Any], kwargs: dict[str, Any]) -> TaskResult:
+        """
+        Insert a job in the transaction that is open on this backend's database, and return its result.
+
+        See `Task.enqueue`. Sends ``task_enqueued``.
+        """
+        self.validate_task(task)
+        job = self._new_job(task, *payload.encode_call(task.func, task.takes_context, args, kwargs))
+        job_id, created_at = self.jobs.enqueue(job)
+        result = results.of_new_job(task, self.alias, job_id, created_at, args, kwargs)
+        task_enqueued.send(type(self), task_result=result)
+        return result
+
+    def enqueue_many(self, task: Task, calls: Iterable[Any]) -> list[int]:
+        """See `Task.enqueue_many`."""
+        self.validate_task(task)
+        encoded = [self._encode(task, call, place) for place, call in enumerate(calls)]
+        return self.jobs.enqueue_many(self._new_job(task, "[]", "{}"), encoded) if encoded else []
+
+    def get_result(self, result_id: str) -> TaskResult:
+        """Return the result of the job *result_id* as it stands now; raises ``TaskResultDoesNotExist``."""
+        from .models import Job, JobAttempt
+
+        job_id = _job_id(result_id)
+        try:
+            job = Job.objects.using(self.database).get(pk=job_id, backend=self.alias)
+        except Job.DoesNotExist:
+            raise TaskResultDoesNotExist(result_id) from None
+        earlier = JobAttempt.objects.using(self.database).filter(job_id=job_id, counted=True).order_by("claim_version")
+        rows = earlier.values_list("worker", "error_class", "traceback") if job.attempts else ()
+        return results.of_row(job, [EarlierAttempt(*row) for row in rows])
+
+    def check(self, **kwargs: Any) -> Iterable[CheckMessage]:
+        from . import checks
+
+        return [*super().check(**kwargs), *checks.check_backend(self)]
+
+    def _new_job(self, task: Task, args: str, kwargs: str) -> NewJob:
+        registry.check_reachable(task)
+        return NewJob(
+            backend=self.alias,
+            queue_name=task.queue_name,
+            task_path=task.module_path,
+            args=args,
+            kwargs=kwargs,
+            priority=task.priority,
+            max_attempts=getattr(task, "max_attempts", None) or self.settings.max_attempts,
+            run_after=task.run_after,
+        )
+
+    def _encode(self, task: Task, call: Any, place: int) -> tuple[str, str]:
+        if isinstance(call, dict):
+            args, kwargs = (), call
+        elif isinstance(call, list | tuple):
+            args, kwargs = call, {}
+        else:
+            raise TypeError(
+                f"Call {place} must be a list or tuple of arguments, or a dictionary of keyword ones, not {call!r:.80}."
+            )
+        try:
+            return payload.encode_call(task.func, task.takes_context, args, kwargs)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"Call {place}: {error}") from None
+
+
+def _job_id(result_id: object) -> int:
+    """Return the id that *result_id* writes; raises ``TaskResultDoesNotExist`` for what no id looks like."""
+    text = str(result_id)
+    if text.isascii() and text.isdigit() and len(text) <= 19 and int(text) <= MAX_ID:
+        return int(text)
+    raise TaskResultDoesNotExist(result_id)

@@ -1,0 +1,62 @@
+"""
+Everything that this package raises or records under a name of its own.
+
+    PgQueueError
+    ├── JobBusy           a person's action met a row that someone else holds
+    ├── WorkerCrashed     recorded: the process that ran the attempt died
+    ├── ClaimExpired      recorded: the lease ran out and nobody renewed it
+    ├── Interrupted       recorded: the worker stopped before the task had finished
+    └── UnstorableResult  recorded: the task returned what the database cannot keep
+
+    Retry, Fail           raised by tasks to say how an attempt ends; not errors of ours
+
+The recorded ones are never raised at a caller: they are importable so that
+``TaskResult.errors[n].exception_class`` works. Wrong options raise Django's ``ImproperlyConfigured``,
+wrong tasks its ``InvalidTask``, wrong arguments ``TypeError`` or ``ValueError``.
+"""
+
+from datetime import timedelta
+
+
+class PgQueueError(Exception):
+    """The base of this package's errors."""
+
+
+class JobBusy(PgQueueError):
+    """Another transaction holds the job's row at this moment. Nothing was changed; try again."""
+
+
+class WorkerCrashed(PgQueueError):
+    """The worker process died while it ran this attempt."""
+
+
+class ClaimExpired(PgQueueError):
+    """The lease of this attempt ran out: its worker was killed, stalled, or cut off from the database."""
+
+
+class Interrupted(PgQueueError):
+    """The worker stopped before the task had finished; the job went back to the queue."""
+
+
+class UnstorableResult(PgQueueError):
+    """The task returned a value that cannot be stored as JSON."""
+
+
+class Retry(Exception):
+    """
+    Raise in a task to end the attempt and run the job again later.
+
+    *delay* is in seconds, or a ``timedelta``; without it the task's backoff decides. The attempt
+    counts: when it was the last one, the job becomes a dead letter.
+    """
+
+    def __init__(self, delay: float | timedelta | None = None, reason: str = "") -> None:
+        super().__init__(reason or "the task asked to be retried")
+        self.delay = delay
+
+
+class Fail(Exception):
+    """Raise in a task to make the job a dead letter at once, whatever attempts it has left."""
+
+    def __init__(self, reason: str = "") -> None:
+        super().__init__(reason or "the task gave up")

@@ -1,0 +1,147 @@
+"""
+Arguments and results between Python and ``jsonb``.
+
+Django's rules for JSON apply (``django.utils.json.normalize_json``: mappings, sequences, ``bytes`` that
+are UTF-8), and what those rules let through but PostgreSQL or JSON cannot keep is refused: NaN and
+infinity, NUL, lone surrogates, keys that are not strings, numbers, depth and size beyond a limit. All
+of it happens before any SQL, so that a caller's transaction survives.
+"""
+
+import inspect
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+MAX_JSON_BYTES = 1_048_576
+MAX_DEPTH = 100
+MAX_INTEGER_BITS = 10_000  # Python refuses to print more than 4,300 digits
+
+_CONTEXT = object()  # stands for the context argument when a call is only checked
+
+
+def encode_call(
+    function: Callable[..., Any], takes_context: bool, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[str, str]:
+    """
+    Return *args* and *kwargs* as JSON texts: an array and an object.
+
+    Raises ``TypeError`` when the call does not fit *function*'s signature or a value's type cannot be
+    stored, ``ValueError`` when the value itself cannot; the message names the argument.
+    """
+    signature = _signature(function)
+    leading = (_CONTEXT,) if takes_context else ()
+    name = function.__qualname__
+    try:
+        signature.bind(*leading, *args, **kwargs)
+    except TypeError as error:
+        raise TypeError(f"{name}() cannot be called like this: {error}.") from None
+    positional = _positional_names(signature)[len(leading) :]
+    array = [
+        _storable(
+            value, f"Argument {positional[n]!r} of {name}()" if n < len(positional) else f"Argument {n + 1} of {name}()"
+        )
+        for n, value in enumerate(args)
+    ]
+    members = {
+        _storable_text(key, f"The name of an argument of {name}()"): _storable(value, f"Argument {key!r} of {name}()")
+        for key, value in kwargs.items()
+    }
+    texts = json.dumps(array, ensure_ascii=False), json.dumps(members, ensure_ascii=False)
+    size = len(texts[0].encode()) + len(texts[1].encode())
+    if size > MAX_JSON_BYTES:
+        raise ValueError(
+            f"The arguments of {name}() take {size:,} bytes as JSON, more than the {MAX_JSON_BYTES:,} that a job may "
+            "carry. Store the data elsewhere and pass its key."
+        )
+    return texts
+
+
+def encode_result(value: Any) -> str | None:
+    """
+    Return a task's return value as JSON text, ``None`` for ``None``.
+
+    Raises ``TypeError`` or ``ValueError`` as `encode_call` does.
+    """
+    if value is None:
+        return None
+    text = json.dumps(_storable(value, "The return value"), ensure_ascii=False)
+    size = len(text.encode())
+    if size > MAX_JSON_BYTES:
+        raise ValueError(
+            f"The return value takes {size:,} bytes as JSON, more than the {MAX_JSON_BYTES:,} that a job may keep."
+        )
+    return text
+
+
+def decode_call(args: str, kwargs: str) -> tuple[list[Any], dict[str, Any]]:
+    """
+    Return the arguments stored as the JSON texts *args* and *kwargs*.
+
+    Raises ``ValueError`` when they are not an array and an object, as after an edit by hand.
+    """
+    array, members = json.loads(args), json.loads(kwargs)
+    if not isinstance(array, list) or not isinstance(members, dict):
+        raise ValueError(
+            f"The stored arguments are not a call: args must be a JSON array and kwargs an object, "
+            f"not {type(array).__name__} and {type(members).__name__}."
+        )
+    return array, members
+
+
+@lru_cache(maxsize=4096)
+def _signature(function: Callable[..., Any]) -> inspect.Signature:
+    # The function that will be called, not the one that functools.wraps() says it stands for.
+    return inspect.signature(function, follow_wrapped=False)
+
+
+def _positional_names(signature: inspect.Signature) -> list[str]:
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return [parameter.name for parameter in signature.parameters.values() if parameter.kind in kinds]
+
+
+def _storable(value: Any, name: str, depth: int = 0) -> Any:
+    if value is None or value is True or value is False:
+        return value
+    if isinstance(value, str):
+        return _storable_text(value, name)
+    if isinstance(value, int):
+        if value.bit_length() > MAX_INTEGER_BITS:
+            raise ValueError(f"{name} holds an integer of more than {MAX_INTEGER_BITS:,} bits.")
+        return int(value)
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise ValueError(f"{name} holds {value}, which JSON does not know.")
+        return float(value)
+    if depth >= MAX_DEPTH:
+        raise ValueError(f"{name} is nested more than {MAX_DEPTH} levels deep.")
+    if isinstance(value, bytes):
+        try:
+            return _storable_text(value.decode("utf-8"), name)
+        except UnicodeDecodeError:
+            raise ValueError(f"{name} holds bytes that are not UTF-8 text.") from None
+    if isinstance(value, Mapping):
+        return {_storable_key(key, name): _storable(member, name, depth + 1) for key, member in value.items()}
+    if isinstance(value, Sequence):
+        return [_storable(member, name, depth + 1) for member in value]
+    raise TypeError(
+        f"{name} holds a {type(value).__qualname__}, which cannot be stored as JSON. Pass a key or a string instead."
+    )
+
+
+def _storable_key(key: Any, name: str) -> str:
+    if not isinstance(key, str):
+        raise TypeError(f"{name} has the key {key!r}; the keys of a mapping must be strings.")
+    return _storable_text(key, name)
+
+
+def _storable_text(text: str, name: str) -> str:
+    text = str.__str__(text)  # of a subclass, such as an enumeration's member, the text itself
+    if "\x00" in text:
+        raise ValueError(f"{name} holds a NUL character, which PostgreSQL cannot store.")
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise ValueError(f"{name} holds a lone surrogate, which is not text.") from None
+    return text

@@ -1,0 +1,79 @@
+"""What the statements share: the connection they ask for, a round's settings, and kinds of database errors."""
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import django.db
+import psycopg
+
+CHANNEL = "django_pgqueue"  # notifications carry a queue's name and nothing else
+
+# One transaction of a worker. Read Committed whatever the project's default, because at stricter levels a
+# row changed since the snapshot is an error (40001) instead of a row to pass over. Each statement is
+# shaped for one index, and a planner that trusts stale statistics must not think otherwise. LOCAL,
+# because a pooler would hand session settings on to someone else.
+BEGIN_ROUND_SQL = """
+BEGIN ISOLATION LEVEL READ COMMITTED;
+SET LOCAL lock_timeout = '500ms';
+SET LOCAL statement_timeout = '30s';
+SET LOCAL idle_in_transaction_session_timeout = '30s';
+SET LOCAL enable_seqscan = off;
+SET LOCAL enable_bitmapscan = off;
+SET LOCAL jit = off
+"""
+
+# The planner's part of it, for a transaction that someone else has begun.
+PLANNER_SETTINGS_SQL = """
+SET LOCAL enable_seqscan = off;
+SET LOCAL enable_bitmapscan = off;
+SET LOCAL jit = off
+"""
+
+_LOCK_CONFLICTS = frozenset({"55P03", "40P01", "57014"})  # lock not available, deadlock, statement cancelled
+_SCHEMA_MISSING = frozenset({"42P01", "42703", "3F000"})  # no such table, column, schema: not migrated yet
+_REFUSALS = frozenset({"22", "23", "54", "P0"})  # data, integrity, a size limit, raised by a trigger
+
+ERRORS = (django.db.Error, psycopg.Error)
+
+
+class Connection(Protocol):
+    """Django's database wrapper or a connection of psycopg 3."""
+
+    def cursor(self) -> Any: ...
+
+
+def fetch(connection: Connection, sql: str, parameters: Mapping[str, Any]) -> list[tuple]:
+    """Run *sql* and return its rows."""
+    with connection.cursor() as cursor:
+        cursor.execute(sql, parameters)
+        return cursor.fetchall()
+
+
+def execute(connection: Connection, sql: str) -> None:
+    """Run *sql*, one statement or several, without parameters."""
+    with connection.cursor() as cursor:
+        cursor.execute(sql)
+
+
+def is_lock_conflict(error: BaseException) -> bool:
+    """Whether someone else's lock stood in the way, or a limit on waiting for it."""
+    return _sqlstate(error) in _LOCK_CONFLICTS
+
+
+def is_schema_missing(error: BaseException) -> bool:
+    """Whether the tables are not there, or not as this code knows them: ``migrate`` has not run."""
+    return _sqlstate(error) in _SCHEMA_MISSING
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Whether the database refused a value, so that the same write would be refused again."""
+    sqlstate = _sqlstate(error)
+    if sqlstate is not None:
+        return sqlstate[:2] in _REFUSALS
+    # The driver refuses some values itself, before the server sees them.
+    return isinstance(error, psycopg.DataError | django.db.DataError | UnicodeEncodeError)
+
+
+def _sqlstate(error: BaseException) -> str | None:
+    driver_error = error if isinstance(error, psycopg.Error) else error.__cause__
+    return driver_error.sqlstate if isinstance(driver_error, psycopg.Error) else None

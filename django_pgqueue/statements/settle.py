@@ -1,0 +1,362 @@
+"""
+Write the endings of claims: succeed, retry, fail, release.
+
+One statement for each kind of ending, without a join: values travel in arrays beside the ids, and
+``array_position`` finds them. Those statements stay below SLICE rows; the one for successes without a
+result carries no values and takes any number.
+
+A row that a statement did not return is read once more and is one of three things: *busy* (still ours,
+but locked by someone), *ours already* (ended as we wrote it, by a COMMIT whose answer was lost), or *lost*.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any
+
+from ..exceptions import Interrupted, UnstorableResult
+from ..outcomes import Claim, ErrorRecord, Failed, Outcome, Released, Retried, Succeeded, class_path_of
+from .database import CHANNEL, ERRORS, Connection, fetch, is_lock_conflict, is_refusal
+
+SLICE = 200
+MAX_REFUNDS = 20  # interruptions of one job that cost no attempt
+MAX_LAST_ERROR_CHARS = 500
+
+Transaction = Callable[[], AbstractContextManager[Any]]
+
+SUCCEED_SQL = """
+UPDATE django_pgqueue_job
+   SET status = 'done',
+       finished_at = clock_timestamp(),
+       lease_until = NULL
+ WHERE id = ANY(%(ids)s::bigint[])
+   AND (id::text || ':' || claim_version || ':' || status) = ANY(%(fences)s::text[])
+RETURNING id
+"""
+
+SUCCEED_WITH_RESULT_SQL = """
+UPDATE django_pgqueue_job
+   SET status = 'done',
+       finished_at = clock_timestamp(),
+       lease_until = NULL,
+       return_value = (%(results)s::text[])[array_position(%(ids)s::bigint[], id)]::jsonb
+ WHERE id = ANY(%(ids)s::bigint[])
+   AND (id::text || ':' || claim_version || ':' || status) = ANY(%(fences)s::text[])
+RETURNING id
+"""
+
+RETRY_SQL = """
+WITH ended AS (
+    UPDATE django_pgqueue_job
+       SET status = 'pending',
+           available_at = clock_timestamp()
+               + make_interval(secs => (%(delays)s::float8[])[array_position(%(ids)s::bigint[], id)]),
+           lease_until = NULL,
+           last_error = (%(summaries)s::text[])[array_position(%(ids)s::bigint[], id)]
+     WHERE id = ANY(%(ids)s::bigint[])
+       AND (id::text || ':' || claim_version || ':' || status) = ANY(%(fences)s::text[])
+    RETURNING id, claim_version, attempts, claimed_by, claimed_at
+), recorded AS (
+    INSERT INTO django_pgqueue_jobattempt (
+        job_id, claim_version, attempt, outcome, counted,
+        error_class, fingerprint, message, traceback, worker, started_at, ended_at
+    )
+    SELECT id, claim_version, attempts, 'error', true,
+           (%(error_classes)s::text[])[array_position(%(ids)s::bigint[], id)],
+           (%(fingerprints)s::text[])[array_position(%(ids)s::bigint[], id)],
+           (%(messages)s::text[])[array_position(%(ids)s::bigint[], id)],
+           (%(tracebacks)s::text[])[array_position(%(ids)s::bigint[], id)],
+           claimed_by, claimed_at, clock_timestamp()
+      FROM ended
+)
+SELECT id FROM ended
+"""
+
+FAIL_SQL = """
+WITH ended AS (
+    UPDATE django_pgqueue_job
+       SET status = 'failed',
+           finished_at = clock_timestamp(),
+           lease_until = NULL,
+           last_error = (%(summaries)s::text[])[array_position(%(ids)s::bigint[], id)]
+     WHERE id = ANY(%(ids)s::bigint[])
+       AND (id::text || ':' || claim_version || ':' || status) = ANY(%(fences)s::text[])
+    RETURNING id, claim_version, attempts, claimed_by, claimed_at
+), recorded AS (
+    INSERT INTO django_pgqueue_jobattempt (
+        job_id, claim_version, attempt, outcome, counted,
+        error_class, fingerprint, message, traceback, worker, started_at, ended_at
+    )
+    SELECT id, claim_version, attempts, 'error', true,
+           (%(error_classes)s::text[])[array_position(%(ids)s::bigint[], id)],
+           (%(fingerprints)s::text[])[array_position(%(ids)s::bigint[], id)],
+           (%(messages)s::text[])[array_position(%(ids)s::bigint[], id)],
+           (%(tracebacks)s::text[])[array_position(%(ids)s::bigint[], id)],
+           claimed_by, claimed_at, clock_timestamp()
+      FROM ended
+)
+SELECT id FROM ended
+"""
+
+# The attempt had not begun, or could not: it is refunded and leaves no record. The version rises, so that
+# whatever still holds the claim can no longer end it.
+RELEASE_SQL = """
+WITH released AS (
+    UPDATE django_pgqueue_job
+       SET status = 'pending',
+           claim_version = claim_version + 1,
+           attempts = attempts - 1,
+           started_at = CASE WHEN attempts > 1 THEN started_at END,
+           available_at = GREATEST(available_at, clock_timestamp() + make_interval(secs => %(delay)s::float8)),
+           lease_until = NULL
+     WHERE id = ANY(%(ids)s::bigint[])
+       AND (id::text || ':' || claim_version || ':' || status) = ANY(%(fences)s::text[])
+    RETURNING id, queue_name
+), rung AS (
+    SELECT pg_notify(%(channel)s, queue_name) FROM released GROUP BY queue_name
+)
+SELECT id, (SELECT count(*) FROM rung) FROM released
+"""
+
+# The attempt had begun. It is recorded, and refunded unless that has happened %(refunds)s times already: a
+# job that outlasts every grace period must come to an end, too.
+INTERRUPT_SQL = """
+WITH held AS MATERIALIZED (
+    SELECT id, attempts, max_attempts,
+           (SELECT count(*)
+              FROM django_pgqueue_jobattempt
+             WHERE job_id = job.id
+               AND NOT counted) < %(refunds)s AS refunded
+      FROM django_pgqueue_job AS job
+     WHERE id = ANY(%(ids)s::bigint[])
+       AND (id::text || ':' || claim_version || ':' || status) = ANY(%(fences)s::text[])
+     ORDER BY id
+       FOR NO KEY UPDATE
+), released AS (
+    UPDATE django_pgqueue_job AS job
+       SET status = CASE WHEN refunded OR held.attempts < held.max_attempts THEN 'pending' ELSE 'failed' END,
+           finished_at = CASE WHEN refunded OR held.attempts < held.max_attempts THEN NULL ELSE clock_timestamp() END,
+           claim_version = claim_version + 1,
+           attempts = CASE WHEN refunded THEN held.attempts - 1 ELSE held.attempts END,
+           available_at = GREATEST(available_at, clock_timestamp() + make_interval(secs => %(delay)s::float8)),
+           last_error = %(message)s,
+           lease_until = NULL
+      FROM held
+     WHERE job.id = held.id
+    RETURNING job.id, queue_name, claim_version - 1 AS claim_version, held.attempts, refunded, claimed_by, claimed_at
+), recorded AS (
+    INSERT INTO django_pgqueue_jobattempt (
+        job_id, claim_version, attempt, outcome, counted,
+        error_class, fingerprint, message, traceback, worker, started_at, ended_at
+    )
+    SELECT id, claim_version, attempts, 'released', NOT refunded,
+           %(error_class)s, '', %(message)s, '', claimed_by, claimed_at, clock_timestamp()
+      FROM released
+), rung AS (
+    SELECT pg_notify(%(channel)s, queue_name) FROM released GROUP BY queue_name
+)
+SELECT id, (SELECT count(*) FROM rung) FROM released
+"""
+
+MISSING_SQL = """
+SELECT id, claim_version, status
+  FROM django_pgqueue_job
+ WHERE id = ANY(%(ids)s::bigint[])
+"""
+
+LOCK_SQL = """
+SELECT id
+  FROM django_pgqueue_job
+ WHERE id = ANY(%(ids)s::bigint[])
+ ORDER BY id
+   FOR NO KEY UPDATE SKIP LOCKED
+"""
+
+# Where a row may stand, at the same version, after an ending that was written already.
+_STANDS_AS_WRITTEN = {
+    Succeeded: ("done",),
+    Retried: ("pending", "held", "cancelled"),  # a person may have set it aside since
+    Failed: ("failed",),
+    Released: (),  # releases raise the version
+}
+
+INTERRUPTED_TEXT = "The worker stopped before the task had finished."
+REFUSED_TEXT = "The database refused to store how this attempt ended; the worker's log has the reason."
+
+
+@dataclass(slots=True)
+class Settlement:
+    """
+    What became of the outcomes given to `settle`.
+
+    *settled* are written (one that was refused stands here as the `Failed` that replaced it), *busy* are
+    to be tried again, of *lost* the claims are no longer ours and nothing was changed.
+    """
+
+    settled: list[Outcome] = field(default_factory=list)
+    busy: list[Outcome] = field(default_factory=list)
+    lost: list[Outcome] = field(default_factory=list)
+    refused: list[tuple[Outcome, BaseException]] = field(default_factory=list)
+
+    def add(self, other: "Settlement") -> None:
+        self.settled += other.settled
+        self.busy += other.busy
+        self.lost += other.lost
+        self.refused += other.refused
+
+
+def settle(connection: Connection, outcomes: Sequence[Outcome]) -> Settlement:
+    """
+    Write *outcomes*, at most one for each job, in the transaction that is open.
+
+    Raises whatever the database raises; the transaction is then broken and nothing is written. Call
+    `settle_carefully` next, which finds the culprit.
+    """
+    written: set[int] = set()
+    for write, part in _statements_for(outcomes):
+        written |= write(connection, part)
+    settlement = Settlement(settled=[outcome for outcome in outcomes if outcome.claim.job_id in written])
+    if len(written) < len(outcomes):
+        _classify(connection, [outcome for outcome in outcomes if outcome.claim.job_id not in written], settlement)
+    return settlement
+
+
+def settle_carefully(connection: Connection, outcomes: Sequence[Outcome], transaction: Transaction) -> Settlement:
+    """
+    Write *outcomes* after `settle` has failed, so that one bad row costs only itself.
+
+    *transaction* opens a transaction, or a savepoint in one. Rows that others hold are passed over and
+    come back as busy. An outcome that the database refuses is found by halving, and the job fails with
+    a fixed text. Raises what is not about single rows: a lost connection, a missing table.
+    """
+    try:
+        with transaction():
+            free = {job_id for (job_id,) in fetch(connection, LOCK_SQL, {"ids": _ids(outcomes)})}
+            settlement = settle(connection, [outcome for outcome in outcomes if outcome.claim.job_id in free])
+            if len(free) < len(outcomes):
+                _classify(connection, [outcome for outcome in outcomes if outcome.claim.job_id not in free], settlement)
+            return settlement
+    except (*ERRORS, UnicodeEncodeError) as error:
+        if is_lock_conflict(error):
+            return Settlement(busy=list(outcomes))
+        if not is_refusal(error):
+            raise
+        if len(outcomes) == 1:
+            return _replace_refused(connection, outcomes[0], error, transaction)
+    half = len(outcomes) // 2
+    settlement = settle_carefully(connection, outcomes[:half], transaction)
+    settlement.add(settle_carefully(connection, outcomes[half:], transaction))
+    return settlement
+
+
+def _replace_refused(
+    connection: Connection, outcome: Outcome, error: BaseException, transaction: Transaction
+) -> Settlement:
+    replacement = Failed(outcome.claim, ErrorRecord.plain(UnstorableResult, REFUSED_TEXT))
+    settlement = Settlement(refused=[(outcome, error)])
+    if outcome == replacement:  # even this is refused: the lease will run out, and recovery count the attempt
+        settlement.lost.append(outcome)
+    else:
+        settlement.add(settle_carefully(connection, [replacement], transaction))
+    return settlement
+
+
+def _classify(connection: Connection, missing: Iterable[Outcome], settlement: Settlement) -> None:
+    """Read the rows that no statement returned, and sort their outcomes into *settlement*."""
+    missing = list(missing)
+    found = {row[0]: (row[1], row[2]) for row in fetch(connection, MISSING_SQL, {"ids": _ids(missing)})}
+    for outcome in missing:
+        version, status = found.get(outcome.claim.job_id, (None, None))
+        if version == outcome.claim.version and status == "running":
+            settlement.busy.append(outcome)
+        elif version == outcome.claim.version and status in _STANDS_AS_WRITTEN[type(outcome)]:
+            settlement.settled.append(outcome)
+        else:
+            settlement.lost.append(outcome)
+
+
+def _statements_for(outcomes: Sequence[Outcome]) -> list[tuple[Callable[[Connection, list], set[int]], list]]:
+    """Return the functions to call, each with its share of *outcomes*; those with values in slices."""
+    plain = [outcome for outcome in outcomes if isinstance(outcome, Succeeded) and outcome.result is None]
+    calls: list[tuple[Callable[[Connection, list], set[int]], list]] = [(_succeed, plain)] if plain else []
+    with_result = [outcome for outcome in outcomes if isinstance(outcome, Succeeded) and outcome.result is not None]
+    calls += [(_succeed_with_result, part) for part in _slices(with_result)]
+    calls += [(_retry, part) for part in _slices([outcome for outcome in outcomes if isinstance(outcome, Retried)])]
+    calls += [(_fail, part) for part in _slices([outcome for outcome in outcomes if isinstance(outcome, Failed)])]
+    released = sorted((outcome for outcome in outcomes if isinstance(outcome, Released)), key=_release_group)
+    for (started, _), group in groupby(released, key=_release_group):
+        calls.append((_interrupt if started else _release, list(group)))
+    return calls
+
+
+def _slices(outcomes: list) -> Iterable[list]:
+    return (outcomes[start : start + SLICE] for start in range(0, len(outcomes), SLICE))
+
+
+def _release_group(outcome: Released) -> tuple[bool, float]:
+    return outcome.started, outcome.delay_seconds
+
+
+def _succeed(connection: Connection, outcomes: list[Succeeded]) -> set[int]:
+    return _written(connection, SUCCEED_SQL, _claims(outcomes))
+
+
+def _succeed_with_result(connection: Connection, outcomes: list[Succeeded]) -> set[int]:
+    results = [outcome.result for outcome in outcomes]
+    return _written(connection, SUCCEED_WITH_RESULT_SQL, {**_claims(outcomes), "results": results})
+
+
+def _retry(connection: Connection, outcomes: list[Retried]) -> set[int]:
+    delays = [outcome.delay_seconds for outcome in outcomes]
+    return _written(connection, RETRY_SQL, {**_claims(outcomes), **_errors(outcomes), "delays": delays})
+
+
+def _fail(connection: Connection, outcomes: list[Failed]) -> set[int]:
+    return _written(connection, FAIL_SQL, {**_claims(outcomes), **_errors(outcomes)})
+
+
+def _release(connection: Connection, outcomes: list[Released]) -> set[int]:
+    delay = outcomes[0].delay_seconds
+    return _written(connection, RELEASE_SQL, {**_claims(outcomes), "delay": delay, "channel": CHANNEL})
+
+
+def _interrupt(connection: Connection, outcomes: list[Released]) -> set[int]:
+    parameters = {
+        **_claims(outcomes),
+        "delay": outcomes[0].delay_seconds,
+        "refunds": MAX_REFUNDS,
+        "error_class": class_path_of(Interrupted),
+        "message": INTERRUPTED_TEXT,
+        "channel": CHANNEL,
+    }
+    return _written(connection, INTERRUPT_SQL, parameters)
+
+
+def _written(connection: Connection, sql: str, parameters: dict[str, Any]) -> set[int]:
+    return {row[0] for row in fetch(connection, sql, parameters)}
+
+
+def _claims(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    claims = [outcome.claim for outcome in outcomes]
+    return {"ids": [claim.job_id for claim in claims], "fences": fences(claims)}
+
+
+def _errors(outcomes: Sequence[Retried | Failed]) -> dict[str, list[str]]:
+    errors = [outcome.error for outcome in outcomes]
+    return {
+        "summaries": [error.summary[:MAX_LAST_ERROR_CHARS] for error in errors],
+        "error_classes": [error.class_path for error in errors],
+        "fingerprints": [error.fingerprint for error in errors],
+        "messages": [error.message for error in errors],
+        "tracebacks": [error.traceback for error in errors],
+    }
+
+
+def _ids(outcomes: Iterable[Outcome]) -> list[int]:
+    return [outcome.claim.job_id for outcome in outcomes]
+
+
+def fences(claims: Iterable[Claim]) -> list[str]:
+    """Return what the rows of *claims* look like while the claims hold."""
+    return [f"{job_id}:{version}:running" for job_id, version in claims]

@@ -1,0 +1,155 @@
+"""Requeue, prune, and the rows that show which workers are there."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from .database import CHANNEL, Connection, fetch
+
+# Ids that are locked, or no longer failed or cancelled, are simply not returned.
+REQUEUE_SQL = """
+WITH locked AS MATERIALIZED (
+    SELECT id
+      FROM django_pgqueue_job
+     WHERE id = ANY(%(ids)s::bigint[])
+       AND status IN ('failed', 'cancelled')
+     ORDER BY id
+       FOR NO KEY UPDATE SKIP LOCKED
+), requeued AS (
+    UPDATE django_pgqueue_job
+       SET status = 'pending',
+           attempts = 0,
+           claim_version = claim_version + 1,
+           available_at = GREATEST(available_at, clock_timestamp()),
+           finished_at = NULL,
+           return_value = NULL
+     WHERE id = ANY(ARRAY(SELECT id FROM locked))
+    RETURNING id, queue_name
+), rung AS (
+    SELECT pg_notify(%(channel)s, queue_name) FROM requeued GROUP BY queue_name
+)
+SELECT id, (SELECT count(*) FROM rung) FROM requeued
+"""
+
+# For one exact job that a person chose: an answer at once (55P03) instead of a wait or a silent skip.
+LOCK_ONE_SQL = """
+SELECT status
+  FROM django_pgqueue_job
+ WHERE id = %(id)s
+   FOR NO KEY UPDATE NOWAIT
+"""
+
+STILL_REQUEUABLE_SQL = """
+SELECT count(*)
+  FROM django_pgqueue_job
+ WHERE id = ANY(%(ids)s::bigint[])
+   AND status IN ('failed', 'cancelled')
+"""
+
+# Done jobs stand in the primary key only, so pruning walks it: old jobs have low ids.
+PRUNE_SQL = """
+WITH walked AS MATERIALIZED (
+    SELECT id, status, created_at, finished_at
+      FROM django_pgqueue_job
+     WHERE id > %(after)s
+     ORDER BY id
+     LIMIT %(limit)s
+), old AS MATERIALIZED (
+    SELECT id
+      FROM django_pgqueue_job
+     WHERE id = ANY(ARRAY(
+               SELECT id
+                 FROM walked
+                WHERE status = 'done'
+                  AND finished_at < clock_timestamp() - make_interval(secs => %(older_than)s::float8)
+           ))
+     ORDER BY id
+       FOR UPDATE SKIP LOCKED
+), forgotten AS (
+    DELETE FROM django_pgqueue_jobattempt WHERE job_id = ANY(ARRAY(SELECT id FROM old))
+), deleted AS (
+    DELETE FROM django_pgqueue_job WHERE id = ANY(ARRAY(SELECT id FROM old)) RETURNING id
+)
+SELECT (SELECT count(*) FROM deleted),
+       (SELECT max(id) FROM walked),
+       (SELECT count(*) FROM walked) < %(limit)s
+           OR (SELECT min(created_at) FROM walked) >= clock_timestamp() - make_interval(secs => %(older_than)s::float8)
+"""
+
+DELETE_DONE_SQL = """
+WITH old AS MATERIALIZED (
+    SELECT id
+      FROM django_pgqueue_job
+     WHERE id = ANY(%(ids)s::bigint[])
+       AND status = 'done'
+     ORDER BY id
+       FOR UPDATE SKIP LOCKED
+), forgotten AS (
+    DELETE FROM django_pgqueue_jobattempt WHERE job_id = ANY(ARRAY(SELECT id FROM old))
+)
+DELETE FROM django_pgqueue_job WHERE id = ANY(ARRAY(SELECT id FROM old)) RETURNING id
+"""
+
+REPORT_WORKER_SQL = """
+INSERT INTO django_pgqueue_worker (name, hostname, process_id, queues, concurrency, started_at, seen_at)
+VALUES (%(name)s, %(hostname)s, %(process_id)s, %(queues)s, %(concurrency)s, clock_timestamp(), clock_timestamp())
+    ON CONFLICT (name) DO UPDATE SET seen_at = clock_timestamp()
+RETURNING id
+"""
+
+FORGET_WORKERS_SQL = """
+DELETE FROM django_pgqueue_worker
+ WHERE name = %(name)s
+    OR seen_at < clock_timestamp() - make_interval(secs => %(unseen_for)s::float8)
+RETURNING id
+"""
+
+
+class Pruned(NamedTuple):
+    deleted: int
+    last_id: int | None  # walk on from here
+    finished: bool  # nothing behind it can be old enough
+
+
+def requeue(connection: Connection, ids: Sequence[int]) -> set[int]:
+    """Give the failed and cancelled jobs among *ids* fresh attempts, available now; return their ids."""
+    return {row[0] for row in fetch(connection, REQUEUE_SQL, {"ids": list(ids), "channel": CHANNEL})}
+
+
+def lock_one(connection: Connection, job_id: int) -> str | None:
+    """Lock one job without waiting and return its status, ``None`` if it is gone; SQLSTATE 55P03 if it is held."""
+    rows = fetch(connection, LOCK_ONE_SQL, {"id": job_id})
+    return rows[0][0] if rows else None
+
+
+def count_requeuable(connection: Connection, ids: Sequence[int]) -> int:
+    """Count the failed and cancelled jobs among *ids*."""
+    return fetch(connection, STILL_REQUEUABLE_SQL, {"ids": list(ids)})[0][0]
+
+
+def prune(connection: Connection, after: int, older_than: float, limit: int) -> Pruned:
+    """Delete, among the *limit* jobs that follow id *after*, the done ones that finished *older_than* seconds ago."""
+    return Pruned(*fetch(connection, PRUNE_SQL, {"after": after, "older_than": older_than, "limit": limit})[0])
+
+
+def delete_done(connection: Connection, ids: Sequence[int]) -> int:
+    """Delete the done jobs among *ids* that nobody holds, with their attempts; return how many."""
+    return len(fetch(connection, DELETE_DONE_SQL, {"ids": list(ids)}))
+
+
+def report_worker(
+    connection: Connection, name: str, hostname: str, process_id: int, queues: str, concurrency: int
+) -> None:
+    """Write that worker *name* is there."""
+    parameters = {
+        "name": name,
+        "hostname": hostname,
+        "process_id": process_id,
+        "queues": queues,
+        "concurrency": concurrency,
+    }
+    fetch(connection, REPORT_WORKER_SQL, parameters)
+
+
+def forget_workers(connection: Connection, name: str, unseen_for: float) -> None:
+    """Remove worker *name*, and those that have not reported for *unseen_for* seconds."""
+    fetch(connection, FORGET_WORKERS_SQL, {"name": name, "unseen_for": unseen_for})

@@ -1,0 +1,206 @@
+"""
+Tasks as users write them: ``@task``, the Task that it makes, and the Context that a task may take.
+
+A Task is Django's, with three more settings. The decorator always builds this class, whatever backend
+the task is for, so that the same code runs under Django's own ImmediateBackend and DummyBackend, and on
+Django 6.0, whose decorator knows no further keywords.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, overload
+
+from . import payload
+from .backoff import Backoff, is_backoff
+from .compat import InvalidTask, TaskContext, TaskResult
+from .compat import Task as DjangoTask
+from .conf import MAX_QUEUE_NAME_LENGTH, MAX_TASK_PATH_LENGTH, is_attempt_count
+
+DEFAULT = "default"
+
+
+class InvalidTaskOption(InvalidTask, ValueError):
+    """A setting of a task is wrong: raised where the task is defined, or by ``using()``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task(DjangoTask):
+    """
+    A function that can be enqueued.
+
+    *max_attempts* and *backoff* are the task's own, or ``None`` for the backend's options. *backoff* is
+    seconds, a ``timedelta``, or ``backoff(exception, task_result)`` that returns one of them, or ``None``
+    for "do not retry". *timeout* is in whole seconds; it is checked and kept, not enforced yet.
+
+    ``max_attempts`` is copied to the row at enqueue; ``backoff`` is read from the code that runs.
+    """
+
+    max_attempts: int | None = None
+    backoff: Backoff | None = None
+    timeout: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_settings(self)
+        super().__post_init__()
+
+    def enqueue(self, *args: Any, **kwargs: Any) -> TaskResult:
+        """
+        Insert a job that calls the task with these arguments, in the transaction that is open now.
+
+        Raises ``TypeError`` or ``ValueError``, before any SQL, for arguments that do not fit the
+        signature or cannot be stored as JSON; the message names the argument.
+        """
+        backend = self._checking_backend(args, kwargs)
+        return backend.enqueue(self, args, kwargs)
+
+    async def aenqueue(self, *args: Any, **kwargs: Any) -> TaskResult:
+        """See enqueue()."""
+        backend = self._checking_backend(args, kwargs)
+        return await backend.aenqueue(self, args, kwargs)
+
+    def enqueue_many(self, calls: Iterable[Sequence[Any] | dict[str, Any]]) -> list[int]:
+        """
+        Insert one job for each of *calls* and return their ids, in the same order.
+
+        A call is a list or tuple of positional arguments, or a dictionary of keyword arguments. All
+        jobs are inserted or none. Like ``bulk_create()`` it sends no signals. Raises what `enqueue`
+        raises, naming the call, and ``NotImplementedError`` on a backend that is not PgQueueBackend.
+        """
+        backend = self.get_backend()
+        if not hasattr(backend, "enqueue_many"):
+            raise NotImplementedError(f"{type(backend).__name__} cannot enqueue many jobs at once.")
+        return backend.enqueue_many(self, calls)
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        return super().call(*self._with_our_context(args), **kwargs)
+
+    async def acall(self, *args: Any, **kwargs: Any) -> Any:
+        return await super().acall(*self._with_our_context(args), **kwargs)
+
+    def using(
+        self,
+        *,
+        priority: int | None = None,
+        queue_name: str | None = None,
+        run_after: datetime | None = None,
+        backend: str | None = None,
+    ) -> "Task":
+        """Return the task with other routing: Django's four settings, each checked now."""
+        return super().using(priority=priority, queue_name=queue_name, run_after=run_after, backend=backend)
+
+    def _checking_backend(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        backend = self.get_backend()
+        if not getattr(backend, "checks_calls", False):  # Django's own accept what production would refuse
+            payload.encode_call(self.func, self.takes_context, args, kwargs)
+        return backend
+
+    def _with_our_context(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        if self.takes_context and args and isinstance(args[0], TaskContext) and not isinstance(args[0], Context):
+            return (Context(task_result=args[0].task_result), *args[1:])
+        return args
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context(TaskContext):
+    """
+    What a task with ``takes_context=True`` gets as its first argument.
+
+    ``task_result`` is the attempt's TaskResult, ``attempt`` its number, from 1.
+    """
+
+    is_cancelled: Callable[[], bool] = bool
+
+    @property
+    def cancelled(self) -> bool:
+        """
+        Whether the task should stop: its claim was lost, or the worker is stopping.
+
+        A long task asks now and then; what it does after a lost claim, another worker may do again.
+        """
+        return self.is_cancelled()
+
+
+@overload
+def task(function: Callable[..., Any], /) -> Task: ...
+
+
+@overload
+def task(
+    *,
+    priority: int = 0,
+    queue_name: str = DEFAULT,
+    backend: str = DEFAULT,
+    takes_context: bool = False,
+    max_attempts: int | None = None,
+    backoff: Backoff | None = None,
+    timeout: int | None = None,
+) -> Callable[[Callable[..., Any]], Task]: ...
+
+
+def task(
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    priority: int = 0,
+    queue_name: str = DEFAULT,
+    backend: str = DEFAULT,
+    takes_context: bool = False,
+    max_attempts: int | None = None,
+    backoff: Backoff | None = None,
+    timeout: int | None = None,
+) -> Task | Callable[[Callable[..., Any]], Task]:
+    """
+    Make a module-level function, sync or async, a task: ``@task`` or ``@task(queue_name="email")``.
+
+    Raises ``InvalidTask`` for settings that cannot work, where the task is defined.
+    """
+
+    def decorate(func: Callable[..., Any]) -> Task:
+        return Task(
+            func=func,
+            priority=priority,
+            queue_name=queue_name,
+            backend=backend,
+            run_after=None,
+            takes_context=takes_context,
+            max_attempts=max_attempts,
+            backoff=backoff,
+            timeout=timeout,
+        )
+
+    return decorate if function is None else decorate(function)
+
+
+def rerouted(task: DjangoTask, **changes: Any) -> DjangoTask:
+    """Return a copy of *task* with *changes* that are not checked: an old row may name a queue that is gone."""
+    twin = object.__new__(type(task))
+    for name in task.__dataclass_fields__:
+        object.__setattr__(twin, name, changes[name] if name in changes else getattr(task, name))
+    return twin
+
+
+def _check_settings(task: Task) -> None:
+    if not callable(task.func) or not hasattr(task.func, "__module__") or not hasattr(task.func, "__qualname__"):
+        raise InvalidTaskOption(f"A task must be a function, not {task.func!r}.")
+    name = task.func.__qualname__
+    if isinstance(task.priority, bool) or not isinstance(task.priority, int):
+        raise InvalidTaskOption(f"{name}: priority must be a whole number from -100 to 100, not {task.priority!r}.")
+    if not isinstance(task.queue_name, str) or not 1 <= len(task.queue_name) <= MAX_QUEUE_NAME_LENGTH:
+        raise InvalidTaskOption(
+            f"{name}: queue_name must be text of 1 to {MAX_QUEUE_NAME_LENGTH} characters, not {task.queue_name!r:.80}."
+        )
+    if len(task.module_path) > MAX_TASK_PATH_LENGTH:
+        raise InvalidTaskOption(
+            f"{task.module_path:.60}…: a task's path may have at most {MAX_TASK_PATH_LENGTH} characters."
+        )
+    if task.run_after is not None and not isinstance(task.run_after, datetime):
+        raise InvalidTaskOption(f"{name}: run_after must be a datetime, not {task.run_after!r}.")
+    if task.max_attempts is not None and not is_attempt_count(task.max_attempts):
+        raise InvalidTaskOption(
+            f"{name}: max_attempts must be a whole number of at least 1, not {task.max_attempts!r}."
+        )
+    if task.backoff is not None and not is_backoff(task.backoff):
+        raise InvalidTaskOption(f"{name}: backoff must be seconds, a timedelta or a callable, not {task.backoff!r}.")
+    if task.timeout is not None and not is_attempt_count(task.timeout):
+        raise InvalidTaskOption(f"{name}: timeout must be whole seconds, at least 1, not {task.timeout!r}.")

@@ -1,0 +1,150 @@
+"""
+One attempt of one job: find the task, decode the call, call it, and say how it ended.
+
+Nothing is written here. Whoever has claimed the job, a slot or a test, settles the outcome.
+"""
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from .. import payload, registry, results
+from ..backend import PgQueueBackend
+from ..backoff import Backoff, default_delay, delay_after, seconds
+from ..compat import Task, TaskResult, task_finished, task_started
+from ..exceptions import Fail, Retry, UnstorableResult
+from ..outcomes import MAX_MESSAGE_CHARS, Claim, ErrorRecord, Failed, Outcome, Released, Retried, Succeeded
+from ..statements.claim import ClaimedJob, EarlierAttempt
+from ..tasks import Context
+
+logger = logging.getLogger("django_pgqueue")
+
+UNKNOWN_TASK_DELAY_SECONDS = 30.0
+
+Call = Callable[[Task, tuple[Any, ...], dict[str, Any]], Any]
+
+
+class Attempted(NamedTuple):
+    """What an attempt came to. *result* is ``None`` when the task was never called, *error* when it returned."""
+
+    job: ClaimedJob
+    outcome: Outcome
+    result: TaskResult | None
+    error: BaseException | None
+    seconds: float
+
+
+def call_directly(task: Task, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call *task* in this thread; an async one in an event loop of its own."""
+    return task.call(*args, **kwargs)
+
+
+def run(
+    job: ClaimedJob,
+    backoff: Backoff | None,
+    earlier: Sequence[EarlierAttempt] = (),
+    *,
+    call: Call = call_directly,
+    is_lost: Callable[[], bool] = bool,
+    is_interrupted: Callable[[], bool] = bool,
+) -> Attempted:
+    """
+    Run *job*, claimed, and return how it ended; never raises for what the job is or does.
+
+    *backoff* is the backend's rule, *earlier* the counted attempts before this one. *is_lost* tells the
+    task, *is_interrupted* tells whether a cancellation came from the worker, which then releases the job.
+    """
+    claim = Claim(job.id, job.claim_version)
+    began = time.monotonic()
+    try:
+        task = registry.find(job.task_path)
+    except registry.UnknownTask as error:
+        # Another worker may know it already, or this one after the deploy: wait, and count nothing.
+        return Attempted(job, Released(claim, UNKNOWN_TASK_DELAY_SECONDS), None, error, 0.0)
+    try:
+        args, kwargs = payload.decode_call(job.args, job.kwargs)
+    except ValueError as error:
+        return Attempted(job, Failed(claim, ErrorRecord.of(error)), None, error, 0.0)
+
+    result = results.of_claim(job, task, args, kwargs, earlier)
+    task_started.send_robust(sender=PgQueueBackend, task_result=result)
+    context = (Context(task_result=result, is_cancelled=is_lost),) if task.takes_context else ()
+    outcome: Outcome
+    caught: BaseException | None = None
+    try:
+        value = call(task, (*context, *args), kwargs)
+    except BaseException as error:  # SystemExit, too, is only the end of this attempt
+        if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+            raise  # the person at the keyboard, not the task
+        caught = error
+        if isinstance(error, asyncio.CancelledError) and is_interrupted():
+            outcome = Released(claim, started=True)
+        else:
+            outcome = _ending(job, claim, error, getattr(task, "backoff", None) or backoff, result)
+    else:
+        try:
+            outcome = Succeeded(claim, payload.encode_result(value))
+        except (TypeError, ValueError) as error:  # it would be refused after every retry
+            caught = error
+            outcome = Failed(claim, ErrorRecord.plain(UnstorableResult, str(error)))
+    return Attempted(job, outcome, result, caught, time.monotonic() - began)
+
+
+def announce(attempted: Attempted, written: Outcome) -> None:
+    """Send ``task_finished`` for a final outcome, as it was *written* and committed."""
+    if attempted.result is None or not isinstance(written, Succeeded | Failed):
+        return
+    if isinstance(written, Succeeded):
+        results.finish(attempted.result, None, written.result)
+    else:
+        results.finish(attempted.result, written.error)
+    task_finished.send_robust(sender=PgQueueBackend, task_result=attempted.result)
+
+
+def log(attempted: Attempted, written: Outcome) -> None:
+    """Say how an attempt ended, as it was *written* and committed."""
+    job = attempted.job
+    extra = {"job_id": job.id, "task_path": job.task_path, "queue_name": job.queue_name, "attempt": job.attempts}
+    match written:
+        case Succeeded():
+            logger.debug("Job %s (%s) done in %.3f s.", job.id, job.task_path, attempted.seconds, extra=extra)
+        case Retried(error=error, delay_seconds=delay):
+            logger.warning(
+                "Job %s (%s) failed in attempt %s of %s and runs again in %.0f s: %s",
+                *(job.id, job.task_path, job.attempts, job.max_attempts, delay, error.summary),
+                extra=extra,
+            )
+        case Failed(error=error):
+            logger.error(
+                "Job %s (%s) failed for good in attempt %s of %s: %s",
+                *(job.id, job.task_path, job.attempts, job.max_attempts, error.summary),
+                exc_info=attempted.error if _is_printable(error) else None,
+                extra=extra,
+            )
+        case Released(started=True):
+            logger.info("Job %s (%s) was interrupted and goes back to the queue.", job.id, job.task_path, extra=extra)
+
+
+def _ending(
+    job: ClaimedJob, claim: Claim, error: BaseException, rule: Backoff | None, result: TaskResult
+) -> Retried | Failed:
+    record = ErrorRecord.of(error)
+    if isinstance(error, Fail) or job.attempts >= job.max_attempts:
+        return Failed(claim, record)
+    try:
+        if isinstance(error, Retry) and error.delay is not None:
+            delay: float | None = seconds(error.delay)
+        else:
+            delay = delay_after(rule, job.attempts, error, result)
+    except Exception:  # a rule that fails must not cost the job its retry
+        logger.exception("The backoff of %s failed; the default applies.", job.task_path)
+        delay = default_delay(job.attempts)
+    return Failed(claim, record) if delay is None else Retried(claim, delay, record)
+
+
+def _is_printable(error: ErrorRecord) -> bool:
+    """Whether a log may print the exception itself, which has no bounds, instead of our summary of it."""
+    return len(error.message) < MAX_MESSAGE_CHARS

@@ -1,0 +1,36 @@
+"""
+How many jobs a child claims at a time.
+
+As many as it has slots, and on top of that what the slots will finish in a tenth of a second: short jobs
+come in large batches, long ones are never hoarded.
+"""
+
+BUFFERED_SECONDS = 0.1
+MAX_BUFFERED = 500
+WEIGHT = 0.05  # of the newest job in the average
+
+
+class Pacing:
+    def __init__(self, slots: int) -> None:
+        self._slots = slots
+        self._average = BUFFERED_SECONDS  # seconds of a job; until there is one, no buffer
+
+    @staticmethod
+    def capacity(slots: int) -> int:
+        """The most jobs that a child with so many *slots* ever holds."""
+        return slots + MAX_BUFFERED
+
+    def finished(self, seconds: float) -> None:
+        """Learn from a job that took so many *seconds*."""
+        self._average += WEIGHT * (seconds - self._average)
+
+    def stalled(self) -> None:
+        """Learn that buffered jobs found no slot in time."""
+        self._average = max(self._average, BUFFERED_SECONDS)
+
+    def wanted(self, held: int) -> int:
+        """Return how many jobs to claim while *held* are in hand; none while half of the buffer is left."""
+        buffer = min(int(self._slots * BUFFERED_SECONDS / max(self._average, 1e-6)) - self._slots, MAX_BUFFERED)
+        if buffer <= 0:
+            return max(self._slots - held, 0)
+        return self._slots + buffer - held if held < self._slots + buffer // 2 else 0
