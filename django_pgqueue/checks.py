@@ -84,7 +84,7 @@ def _check_database(where: str, alias: str) -> list[CheckMessage]:
         found.append(
             Error(
                 f"{where}: the jobs' tables would not be created on the database {alias!r}.",
-                hint=f"Let allow_migrate() of the routers ({named}) accept django_pgqueue there, or set OPTIONS['DATABASE'].",
+                hint=f"Let allow_migrate() of the routers ({named}) accept it there, or set OPTIONS['DATABASE'].",
                 id=f"{PREFIX}.E005",
             )
         )
@@ -92,7 +92,7 @@ def _check_database(where: str, alias: str) -> list[CheckMessage]:
         found.append(
             Warning(
                 f"{where}: the database {alias!r} uses an isolation level above Read Committed.",
-                hint="Workers use Read Committed all the same; verbs that you call yourself may fail with SQLSTATE 40001.",
+                hint="Workers use Read Committed all the same; verbs that you call may fail with SQLSTATE 40001.",
                 id=f"{PREFIX}.W001",
             )
         )

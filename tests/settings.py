@@ -19,6 +19,9 @@ DATABASES = {
     # A second alias, with a database of its own.
     "other": {**env.db_url_config(database_url), "TEST": {"NAME": "test_pgqueue_other"}},
 }
+# A worker that a test starts works on the database of that test.
+if test_database := os.environ.get("TEST_DATABASE"):
+    DATABASES["default"]["NAME"] = test_database
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 INSTALLED_APPS = [
     "django.contrib.admin",

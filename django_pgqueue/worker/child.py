@@ -1,0 +1,402 @@
+"""
+A worker's child: it claims jobs, hands them to slots, and settles what they come to.
+
+One control loop, in the main thread, does all of it in *rounds*: settle what has arrived, then claim the
+next batch, one commit. There is no timer for batches. When idle a job is settled at once; when busy, what
+arrives during a round makes the next batch.
+
+Run as ``python -m django_pgqueue.worker.child``, with a first line of JSON on standard input. Later lines
+are the supervisor's words: stop, wake, lost. Their end is the supervisor's death.
+"""
+
+import json
+import logging
+import os
+import random
+import signal
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from typing import Any, TextIO
+
+import psycopg
+
+from ..compat import task_backends
+from ..outcomes import Claim, Outcome, Released
+from ..statements import claim as claiming
+from ..statements import leases
+from ..statements.database import is_lock_conflict, is_refusal
+from ..statements.settle import Settlement, settle, settle_carefully
+from . import attempt
+from .attempt import Attempted
+from .cleaning import leave_clean
+from .config import WorkerConfig
+from .connection import Outage, Session
+from .holdings import Holdings
+from .logs import configure_logging
+from .pacing import Pacing
+from .slots import HeldJob, Slots
+
+logger = logging.getLogger("django_pgqueue")
+
+STALE_BUFFER_SECONDS = 0.2  # a buffered job that found no slot in this time goes back
+BUSY_PAUSE_SECONDS = 0.2  # before the next try to settle a row that someone holds
+LONGEST_SLEEP_SECONDS = 3_600.0
+READY = b"ready\n"  # what a child says to its supervisor once it has started
+
+
+class Child:
+    """The control loop. *owner* is the beginning of the names that it claims under."""
+
+    def __init__(
+        self, config: WorkerConfig, owner: str, application_name: str, holdings: Holdings, words: TextIO
+    ) -> None:
+        self._config = config
+        self._owner_base = owner
+        self._owner_number = 1
+        self._abandoned: dict[str, float] = {}  # earlier owner names, and until when to look for their rows
+        self._holdings = holdings
+        self._words = words
+        self._session = Session(config.database, application_name)
+        self._outage = Outage(logging.DEBUG)
+        self._slots = Slots(
+            config.concurrency, holdings, task_backends[config.backend].settings.backoff, on_finish=self._wake_up
+        )
+        self._pacing = Pacing(config.concurrency)
+        self._announcer = Announcer()
+        self._alarms: SimpleQueue[None] = SimpleQueue()  # its put() may be called from a signal handler
+        self._held: dict[Claim, HeldJob] = {}
+        self._unsettled: list[Outcome] = []
+        self._claim_at = 0.0  # monotonic; when to look for jobs next
+        self._retry_at = 0.0  # when to touch the database again after a failure
+        self._buffered_since: float | None = None
+        self._stop_by: float | None = None  # the end of the grace period, once stopping
+        self._drained = False
+
+    def run(self) -> int:
+        """Work until told to stop, or in burst mode until nothing is left; return the exit code."""
+        self._slots.start()
+        self._announcer.start()
+        threading.Thread(target=self._listen_to_supervisor, name="pgqueue-supervisor-pipe", daemon=True).start()
+        while not self._is_finished():
+            self._sleep(self._turn())
+        everything_ended = not self._held
+        if everything_ended:
+            self._slots.stop()
+        self._announcer.stop()
+        self._session.close()
+        return 0
+
+    def stop(self, grace: float) -> None:
+        """Claim no more, give back what has not started, and be gone in *grace* seconds. From any thread."""
+        by = time.monotonic() + grace
+        self._stop_by = by if self._stop_by is None else min(self._stop_by, by)
+        self._wake_up()
+
+    def wake(self) -> None:
+        """Look for jobs now. From any thread."""
+        self._claim_at = 0.0
+        self._wake_up()
+
+    def _wake_up(self) -> None:
+        if self._alarms.empty():
+            self._alarms.put(None)
+
+    def _sleep(self, seconds: float) -> None:
+        with suppress(Empty):
+            self._alarms.get(timeout=seconds)
+
+    # ---- one turn of the loop
+
+    def _turn(self) -> float:
+        """Do what there is to do and return how long to sleep, in seconds, unless woken."""
+        self._collect_finished()
+        self._give_back_unstarted()
+        now = time.monotonic()
+        if now < self._retry_at:
+            return self._retry_at - now
+        wanted = self._wanted(now)
+        if not self._unsettled and not wanted and not self._abandoned:
+            return self._sleep_seconds()
+        try:
+            settlement, claimed, earlier = self._round(wanted)
+        except psycopg.Error as error:
+            self._retry_at = time.monotonic() + self._recover_from(error)
+            return 0.0
+        self._outage.over()
+        self._accept(settlement)
+        self._hand_over(claimed, earlier)
+        if settlement.busy:
+            self._retry_at = time.monotonic() + BUSY_PAUSE_SECONDS
+        return self._sleep_seconds()
+
+    def _round(self, wanted: int) -> tuple[Settlement, list[claiming.ClaimedJob], dict[int, list]]:
+        batch = _one_for_each_job(self._unsettled)
+        claimed: list[claiming.ClaimedJob] = []
+        earlier: dict[int, list] = {}
+        try:
+            with self._session.round() as connection:
+                self._release_abandoned(connection)
+                settlement = settle(connection, batch) if batch else Settlement()
+                if wanted:
+                    claimed = self._claim(connection, wanted)
+                    earlier = claiming.earlier_attempts(connection, claimed)
+        except (psycopg.Error, UnicodeEncodeError) as error:
+            if not batch or not (is_lock_conflict(error) or is_refusal(error)):
+                raise
+            # One row must not keep the others; claiming waits for the next turn.
+            settlement = settle_carefully(self._session.connection, batch, self._session.round)
+            return settlement, [], {}
+        return settlement, claimed, earlier
+
+    def _claim(self, connection: psycopg.Connection, wanted: int) -> list[claiming.ClaimedJob]:
+        queues = self._config.queues
+        bands = queues.served(claiming.sweep(connection, queues.to_sweep))
+        due = claiming.due(bands)
+        claimed = claiming.claim(connection, due, self._owner, wanted, self._config.lease)
+        if len(claimed) < wanted:
+            # Nothing more now: jobs may be locked by others or not due. A notification, the next due
+            # job, or the poll will bring the loop back.
+            poll = self._config.poll * random.uniform(0.8, 1.2)
+            next_due = claiming.next_due_in(bands)
+            self._claim_at = time.monotonic() + (poll if next_due is None else min(poll, next_due))
+            self._drained = not due
+        else:
+            self._claim_at = 0.0
+        return claimed
+
+    def _wanted(self, now: float) -> int:
+        if self._stop_by is not None or now < self._claim_at:
+            return 0
+        return self._pacing.wanted(len(self._held))
+
+    # ---- what arrives from slots
+
+    def _collect_finished(self) -> None:
+        while self._slots.finished:
+            held = self._slots.finished.popleft()
+            assert held.attempted is not None
+            self._pacing.finished(held.attempted.seconds)
+            self._buffered_since = time.monotonic()
+            if held.is_lost:
+                self._forget(held.claim)
+            else:
+                self._unsettled.append(held.attempted.outcome)
+
+    def _give_back_unstarted(self) -> None:
+        """Release buffered jobs when stopping, or when none of them has found a slot for a while."""
+        if self._buffered_since is None:
+            return
+        stale = time.monotonic() - self._buffered_since > STALE_BUFFER_SECONDS
+        is_buffering = len(self._held) > self._config.concurrency
+        if self._stop_by is None and not (stale and is_buffering):
+            return
+        unstarted = self._slots.take_back()
+        self._unsettled += [Released(held.claim) for held in unstarted if not held.is_lost]
+        for held in unstarted:
+            if held.is_lost:
+                self._forget(held.claim)
+        if unstarted and self._stop_by is None:
+            self._pacing.stalled()
+        self._buffered_since = None
+
+    def _hand_over(self, claimed: Sequence[claiming.ClaimedJob], earlier: dict[int, list]) -> None:
+        for job in claimed:
+            claim = Claim(job.id, job.claim_version)
+            held = HeldJob(job, earlier.get(job.id, ()), self._holdings.add(claim))
+            self._held[claim] = held
+            self._slots.give(held)
+        if claimed:
+            self._buffered_since = time.monotonic()
+
+    # ---- what the database answers
+
+    def _accept(self, settlement: Settlement) -> None:
+        for refused, error in settlement.refused:
+            reason = " ".join(str(error).split())
+            logger.error("The database refused how job %s ended: %s", refused.claim.job_id, reason)
+        over = {outcome.claim for outcome in (*settlement.settled, *settlement.lost)}
+        self._unsettled = [outcome for outcome in self._unsettled if outcome.claim not in over]
+        if over:
+            self._drained = False  # jobs may have enqueued others
+            self._claim_at = 0.0 if self._config.burst else self._claim_at
+        for written in settlement.settled:
+            if (held := self._forget(written.claim)) is not None and held.attempted is not None:
+                self._announcer.announce(held.attempted, written)
+        for lost in settlement.lost:
+            self._forget(lost.claim)
+            if not isinstance(lost, Released):
+                _log_lost(lost.claim)
+
+    def _forget(self, claim: Claim) -> HeldJob | None:
+        held = self._held.pop(claim, None)
+        if held is not None:
+            self._holdings.remove(held.place)
+        return held
+
+    def _recover_from(self, error: psycopg.Error) -> float:
+        """Get ready for another try after a failed round; return the seconds to pause."""
+        if is_lock_conflict(error):
+            return BUSY_PAUSE_SECONDS * random.uniform(0.8, 1.2)
+        # Whether the round's claims were committed is unknown. Under a new name they can be told from
+        # those that are known; what the old name still holds goes back.
+        self._abandoned[self._owner] = time.monotonic() + self._config.lease
+        self._owner_number += 1
+        self._session.close()
+        return self._outage.failed(error)
+
+    def _release_abandoned(self, connection: psycopg.Connection) -> None:
+        now = time.monotonic()
+        self._abandoned = {name: until for name, until in self._abandoned.items() if until > now}
+        for name in self._abandoned:
+            jobs = leases.lock_owned(connection, name, [claim.job_id for claim in self._held])
+            if jobs:
+                settle(connection, [Released(job.claim) for job in jobs])
+                logger.info("Released %d jobs whose claim was never confirmed.", len(jobs))
+
+    @property
+    def _owner(self) -> str:
+        return f"{self._owner_base}/{self._owner_number}"
+
+    # ---- sleeping and ending
+
+    def _sleep_seconds(self) -> float:
+        now = time.monotonic()
+        moments = [now + LONGEST_SLEEP_SECONDS]
+        if self._slots.finished or self._unsettled:
+            moments.append(max(now, self._retry_at))
+        if self._buffered_since is not None and len(self._held) > self._config.concurrency:
+            moments.append(self._buffered_since + STALE_BUFFER_SECONDS)
+        if self._stop_by is not None:
+            moments.append(self._stop_by)
+        elif self._pacing.wanted(len(self._held)):
+            moments.append(max(self._claim_at, self._retry_at))
+        if self._abandoned:
+            moments.append(now + 1.0)
+        return max(min(moments) - now, 0.0)
+
+    def _is_finished(self) -> bool:
+        if self._stop_by is not None:
+            if not self._held and not self._unsettled:
+                return True
+            if time.monotonic() >= self._stop_by:
+                return self._is_finished_after_grace()
+            return False
+        return self._config.burst and self._drained and not self._held and not self._unsettled
+
+    def _is_finished_after_grace(self) -> bool:
+        """Interrupt what can be interrupted; what cannot is left to the supervisor, which outlives it."""
+        if not self._slots.interrupted:
+            logger.info("The grace period is over with %d jobs unfinished.", len(self._held))
+            self._slots.interrupt()
+            assert self._stop_by is not None
+            self._stop_by = time.monotonic() + 1.0  # for the interrupted ones to be written
+            return False
+        return True
+
+    # ---- the supervisor's words
+
+    def _listen_to_supervisor(self) -> None:
+        for line in self._words:
+            word = json.loads(line)
+            match word["word"]:
+                case "stop":
+                    self.stop(word["grace"])
+                case "wake":
+                    self.wake()
+                case "lost":
+                    self._mark_lost([Claim(*claim) for claim in word["claims"]])
+        # Its end: the supervisor is dead, and so are renewals. Be gone before the leases are.
+        logger.warning("The supervisor is gone; stopping.")
+        self.stop(min(self._config.grace, self._config.lease / 3))
+
+    def _mark_lost(self, claims: Sequence[Claim]) -> None:
+        for claim in claims:
+            held = self._held.get(claim)
+            if held is not None and not held.is_lost:
+                held.is_lost = True
+                _log_lost(claim)
+
+
+class Announcer:
+    """A thread that logs and signals what has been committed, so that a slow receiver holds no round up."""
+
+    def __init__(self) -> None:
+        self._ended: SimpleQueue[tuple[Attempted, Outcome] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name="pgqueue-announcer", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def announce(self, attempted: Attempted, written: Outcome) -> None:
+        self._ended.put((attempted, written))
+
+    def stop(self) -> None:
+        """Announce what is left, and end."""
+        self._ended.put(None)
+        self._thread.join()
+
+    def _work(self) -> None:
+        while (ended := self._ended.get()) is not None:
+            try:
+                attempt.log(*ended)
+                attempt.announce(*ended)
+            except Exception:
+                logger.exception("Announcing the end of job %s failed.", ended[0].job.id)
+            finally:
+                leave_clean()
+
+
+def _one_for_each_job(outcomes: Sequence[Outcome]) -> list[Outcome]:
+    """Of a job that was lost and claimed again here, one ending at a time."""
+    first: dict[int, Outcome] = {}
+    for outcome in outcomes:
+        first.setdefault(outcome.claim.job_id, outcome)
+    return list(first.values())
+
+
+def _log_lost(claim: Claim) -> None:
+    logger.warning(
+        "The claim of job %s (version %s) is lost: its lease ran out, or someone changed the job. "
+        "What this attempt does is not recorded.",
+        *claim,
+        extra={"job_id": claim.job_id},
+    )
+
+
+def main() -> None:
+    parameters: dict[str, Any] = json.loads(sys.stdin.readline())
+    config = WorkerConfig.from_json(parameters["config"])
+    configure_logging(config.log_level)
+    child_of: list[Child] = []
+
+    def stop(signum: int, frame: Any) -> None:
+        if not child_of:  # nothing is claimed yet
+            os._exit(0)
+        child_of[0].stop(config.grace)
+
+    signal.signal(signal.SIGTERM, stop)
+    # A Ctrl-C reaches the whole group, and the supervisor decides. A handler, because the subprocesses of
+    # tasks would inherit SIG_IGN.
+    signal.signal(signal.SIGINT, lambda signum, frame: None)
+
+    import django
+
+    django.setup()
+    holdings = Holdings(parameters["holdings"], Pacing.capacity(config.concurrency))
+    child = Child(config, parameters["owner"], parameters["application_name"], holdings, sys.stdin)
+    child_of.append(child)
+    for descriptor in (parameters["voice"], parameters["holdings"]):
+        os.set_inheritable(descriptor, False)  # subprocesses of tasks have no business with them
+    os.write(parameters["voice"], READY)
+    code = child.run()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # a task that outlasted its grace period must not keep the process
+
+
+if __name__ == "__main__":
+    main()

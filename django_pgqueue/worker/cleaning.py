@@ -1,0 +1,61 @@
+"""
+Leave a thread's database connections as the next task expects them.
+
+A task may leave a transaction open, a ``SET``, another role, a temporary table, a broken connection. The
+next one, perhaps of another tenant, must not meet any of it.
+"""
+
+import logging
+from typing import Any
+
+from django.db import connections
+
+logger = logging.getLogger("django_pgqueue")
+
+
+def leave_clean() -> None:
+    """Close the calling thread's connections, or reset those that DATABASES says to keep."""
+    for connection in connections.all(initialized_only=True):
+        connection.queries_log.clear()  # of DEBUG, which would grow for as long as the worker lives
+        if connection.connection is None:
+            continue
+        try:
+            _clean(connection)
+        except Exception:
+            # Whatever is wrong with it, a new one takes its place.
+            logger.debug("Dropping a connection to %r that could not be cleaned.", connection.alias, exc_info=True)
+            _drop(connection)
+
+
+def _clean(connection: Any) -> None:
+    if connection.in_atomic_block or not connection.get_autocommit() or connection.closed_in_transaction:
+        _drop(connection)
+    elif connection.settings_dict["OPTIONS"].get("pool"):
+        # Django's pool hands sessions on as they are.
+        _reset(connection)
+        connection.close()
+    elif connection.close_at is None or connection.settings_dict["CONN_MAX_AGE"]:
+        connection.close_if_unusable_or_obsolete()
+        if connection.connection is not None:
+            _reset(connection)
+    else:
+        connection.close()
+
+
+def _reset(connection: Any) -> None:
+    if connection.vendor != "postgresql":
+        return
+    with connection.cursor() as cursor:
+        cursor.execute("DISCARD ALL")
+    connection._configure_connection(connection.connection)  # the time zone and the role, as at its start
+
+
+def _drop(connection: Any) -> None:
+    """Close for real and let Django make a new wrapper: this one may believe that it is in a transaction."""
+    raw = connection.connection
+    try:
+        if raw is not None:
+            raw.close()
+            connection.close()
+    finally:
+        del connections[connection.alias]

@@ -1,0 +1,60 @@
+"""
+The supervisor's thread that waits for notifications and wakes the child.
+
+A notification is only a hint: the claim decides, and polling bounds every gap. So nothing is done about a
+missed one, and without a direct connection to the database the worker still works.
+"""
+
+import logging
+import os
+import threading
+from collections.abc import Callable
+
+import psycopg
+
+from ..statements.database import CHANNEL
+from .config import WorkerConfig
+from .connection import Outage, Session
+
+logger = logging.getLogger("django_pgqueue")
+
+WAIT_SECONDS = 1.0  # between two looks at whether to stop
+
+
+class Listener(threading.Thread):
+    """Calls *wake* after a notification for a queue that the worker serves, and after each new connection."""
+
+    def __init__(self, config: WorkerConfig, wake: Callable[[], None]) -> None:
+        super().__init__(name="pgqueue-listener", daemon=True)
+        self._queues = config.queues
+        self._wake = wake
+        self._session = Session(config.database, f"pgqueue listener {os.getpid()}")
+        self._outage = Outage(logging.DEBUG)
+        self._stopping = threading.Event()
+
+    def stop(self) -> None:
+        """End soon; to be joined by nobody who is in a hurry."""
+        self._stopping.set()
+
+    def run(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                self._listen()
+            except psycopg.Error as error:
+                self._session.close()
+                self._stopping.wait(self._outage.failed(error))
+            except Exception:  # a thread begins here; polling goes on without it
+                logger.exception("Listening for notifications failed; trying again.")
+                self._session.close()
+                self._stopping.wait(1.0)
+        self._session.close()
+
+    def _listen(self) -> None:
+        connection = self._session.connection
+        connection.execute(f"LISTEN {CHANNEL}")
+        self._outage.over()
+        self._wake()  # what was enqueued while nobody listened
+        while not self._stopping.is_set():
+            for notification in connection.notifies(timeout=WAIT_SECONDS, stop_after=1):
+                if self._queues.serves(notification.payload):
+                    self._wake()

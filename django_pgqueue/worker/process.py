@@ -1,0 +1,107 @@
+"""
+A child as its supervisor sees it: a fresh interpreter, two pipes, and the table of claims that both map.
+
+The pipe to its standard input carries words and life: when the supervisor dies, it ends. Words may be
+dropped when the child does not read: a wake-up is only a hint, and what was lost is said again at the
+next renewal.
+"""
+
+import json
+import os
+import secrets
+import socket
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from ..outcomes import Claim
+from .child import READY
+from .config import WorkerConfig
+from .holdings import Held, Holdings
+from .pacing import Pacing
+
+
+class ChildProcess:
+    """One started child. *owner* begins every name that it claims under."""
+
+    def __init__(self, config: WorkerConfig) -> None:
+        token = secrets.token_hex(4)
+        self.owner = f"{socket.gethostname()}:{os.getpid()}:{token}"[:200]
+        self.application_name = f"pgqueue child {os.getpid()} {token}"
+        self.was_told_to_stop = False
+        self._holdings = Holdings.create(Pacing.capacity(config.concurrency))
+        self._said, voice = os.pipe()
+        os.set_blocking(self._said, False)
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "django_pgqueue.worker.child"],
+            stdin=subprocess.PIPE,
+            pass_fds=(self._holdings.descriptor, voice),
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(str(Path(path).absolute()) for path in sys.path if path)},
+        )
+        os.close(voice)
+        self._say_line(
+            {
+                "config": config.to_json(),
+                "owner": self.owner,
+                "application_name": self.application_name,
+                "holdings": self._holdings.descriptor,
+                "voice": voice,
+            }
+        )
+        assert self._process.stdin is not None
+        os.set_blocking(self._process.stdin.fileno(), False)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def has_started(self) -> bool:
+        """Whether it has said so. To be asked again and again: it reads the pipe once."""
+        with suppress(BlockingIOError):
+            return os.read(self._said, len(READY)) == READY
+        return False
+
+    def exit_code(self) -> int | None:
+        """Its exit code, negative for a signal, or ``None`` while it lives."""
+        return self._process.poll()
+
+    def wait(self, seconds: float) -> int | None:
+        """Wait for its end; its exit code, or ``None`` if it lives on."""
+        with suppress(subprocess.TimeoutExpired):
+            return self._process.wait(seconds)
+        return None
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def held(self) -> list[Held]:
+        """The claims that it holds now, or held when it died."""
+        return self._holdings.read()
+
+    def stop(self, grace: float) -> None:
+        """Tell it to finish what runs, within *grace* seconds."""
+        self.was_told_to_stop = True
+        self._say_line({"word": "stop", "grace": grace})
+
+    def wake(self) -> None:
+        """Tell it that there may be jobs."""
+        self._say_line({"word": "wake"})
+
+    def tell_lost(self, claims: list[Claim]) -> None:
+        """Tell it that *claims* are not its own any more."""
+        self._say_line({"word": "lost", "claims": claims})
+
+    def forget(self) -> None:
+        """Close what connects the two, after its death."""
+        assert self._process.stdin is not None
+        with suppress(OSError):
+            self._process.stdin.close()
+        os.close(self._said)
+        self._holdings.close()
+
+    def _say_line(self, words: dict[str, Any]) -> None:
+        assert self._process.stdin is not None
+        with suppress(BlockingIOError, BrokenPipeError, ValueError):
+            os.write(self._process.stdin.fileno(), json.dumps(words).encode() + b"\n")
