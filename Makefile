@@ -3,7 +3,7 @@
 
 PYTHON = python3
 VENV = .venv
-PIP = $(VENV)/bin/python -m pip --disable-pip-version-check --quiet
+PIP = $(VENV)/bin/python -m pip --disable-pip-version-check -qq
 MANAGE = $(VENV)/bin/python example_project/manage.py
 # What a bare machine lacks, or has no time for.
 FAST = not slow and not second_server and not pgbouncer and not browser

@@ -14,7 +14,7 @@ from django.db import router
 
 from . import payload, registry, results
 from .compat import BaseTaskBackend, Task, TaskResult, TaskResultDoesNotExist, task_enqueued
-from .conf import MAX_QUEUE_NAME_LENGTH, MAX_TASK_PATH_LENGTH, Options
+from .conf import MAX_QUEUE_NAME_LENGTH, MAX_TASK_PATH_LENGTH, Options, is_queue_name
 from .statements.claim import EarlierAttempt
 from .statements.enqueue import NewJob
 from .tasks import InvalidTaskOption
@@ -58,7 +58,7 @@ class PgQueueBackend(BaseTaskBackend):
 
     def validate_task(self, task: Task) -> None:
         super().validate_task(task)
-        if len(task.queue_name) > MAX_QUEUE_NAME_LENGTH or not task.queue_name or "\x00" in task.queue_name:
+        if not is_queue_name(task.queue_name):
             raise InvalidTaskOption(
                 f"A queue's name must have 1 to {MAX_QUEUE_NAME_LENGTH} characters, not {task.queue_name!r:.80}."
             )
@@ -129,7 +129,8 @@ class PgQueueBackend(BaseTaskBackend):
         try:
             return payload.encode_call(task.func, task.takes_context, args, kwargs)
         except (TypeError, ValueError) as error:
-            raise type(error)(f"Call {place}: {error}") from None
+            kind = TypeError if isinstance(error, TypeError) else ValueError  # a subclass may want more than a text
+            raise kind(f"Call {place}: {error}") from None
 
 
 def _job_id(result_id: object) -> int:

@@ -6,10 +6,10 @@ top so that jobs that failed together do not come back together. A task, or the 
 give another rule; whatever that returns ends up between zero and MAX_DELAY_SECONDS.
 """
 
-import math
 import random
 from collections.abc import Callable
 from datetime import timedelta
+from inspect import iscoroutinefunction
 from typing import Any
 
 FIRST_DELAY_SECONDS = 15.0
@@ -39,15 +39,15 @@ def seconds(delay: float | timedelta) -> float:
         delay = delay.total_seconds()
     if isinstance(delay, bool) or not isinstance(delay, int | float):
         raise TypeError(f"A delay must be seconds or a timedelta, not {delay!r}.")
-    if math.isnan(delay):
+    if delay != delay:
         raise ValueError("A delay must be a number of seconds, not NaN.")
     return float(min(max(delay, 0), MAX_DELAY_SECONDS))
 
 
 def is_backoff(value: object) -> bool:
-    """Whether *value* can serve as a backoff rule: seconds, a ``timedelta`` or a callable."""
+    """Whether *value* can serve as a backoff rule: seconds, a ``timedelta`` or a callable that is not async."""
     if callable(value):
-        return True
+        return not iscoroutinefunction(value)
     try:
         seconds(value)  # type: ignore[arg-type]
     except (TypeError, ValueError):

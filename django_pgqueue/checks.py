@@ -23,7 +23,7 @@ from django.db import connections, router
 from django.utils.connection import ConnectionDoesNotExist
 
 from .compat import task_backends
-from .conf import MAX_QUEUE_NAME_LENGTH, problems
+from .conf import MAX_QUEUE_NAME_LENGTH, is_queue_name, problems
 
 if TYPE_CHECKING:
     from .backend import PgQueueBackend
@@ -38,7 +38,7 @@ def check_backend(backend: "PgQueueBackend") -> list[CheckMessage]:
         Error(f"{where}['OPTIONS']: {sentence}", id=f"{PREFIX}.E001") for sentence in problems(backend.options)
     ]
     for name in sorted(backend.queues, key=str):
-        if not isinstance(name, str) or not 1 <= len(name) <= MAX_QUEUE_NAME_LENGTH or "\x00" in name:
+        if not is_queue_name(name):
             found.append(
                 Error(
                     f"{where}['QUEUES']: {name!r:.80} cannot be a queue's name.",

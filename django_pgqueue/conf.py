@@ -15,6 +15,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
 
 from .backoff import Backoff, is_backoff
+from .outcomes import storable_text
 
 MAX_QUEUE_NAME_LENGTH = 128
 MAX_TASK_PATH_LENGTH = 512
@@ -88,13 +89,18 @@ def _backoff_problem(value: Any) -> str | None:
         except ImportError as error:
             return f"'BACKOFF' names {value!r}, which cannot be imported: {error}."
     if value is not None and not is_backoff(value):
-        return f"'BACKOFF' must be seconds, a timedelta, a callable or its dotted path, not {value!r}."
+        return f"'BACKOFF' must be seconds, a timedelta, a callable that is not async, or its path, not {value!r}."
     return None
 
 
 def is_attempt_count(value: object) -> bool:
     """Whether *value* can be a number of attempts: a whole number of at least 1."""
     return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_ATTEMPTS_LIMIT
+
+
+def is_queue_name(value: object) -> bool:
+    """Whether *value* can be a queue's name: text of 1 to MAX_QUEUE_NAME_LENGTH characters that can be stored."""
+    return isinstance(value, str) and 1 <= len(value) <= MAX_QUEUE_NAME_LENGTH and storable_text(value) == value
 
 
 def _is_number(value: object) -> bool:
@@ -104,3 +110,8 @@ def _is_number(value: object) -> bool:
 def uses_time_zones() -> bool:
     """Whether datetimes of this project carry a time zone."""
     return settings.USE_TZ
+
+
+def has_settings_module() -> bool:
+    """Whether another process can have the same settings; those of ``settings.configure()`` it cannot."""
+    return settings.is_overridden("SETTINGS_MODULE") or bool(getattr(settings, "SETTINGS_MODULE", None))

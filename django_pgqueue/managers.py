@@ -43,13 +43,14 @@ class Requeued(NamedTuple):
 
 
 class JobQuerySet(models.QuerySet["Job"]):
-    def requeue(self) -> Requeued:
+    def requeue(self, each_batch: Callable[[set[int]], object] | None = None) -> Requeued:
         """
         Give the failed and cancelled jobs of this queryset fresh attempts, available now.
 
         Works in batches, each in a transaction of its own unless the caller holds one, and waits for
         nobody: rows that another transaction holds are counted as busy. Rows enter by the ids that the
-        queryset finds at the start of each batch.
+        queryset finds at the start of each batch. *each_batch* is called with the ids that a batch has
+        requeued, inside its transaction, so that what it writes is committed with them.
         """
         using = router.db_for_write(self.model) if self._db is None else self._db
         requeued = busy = total = 0
@@ -59,6 +60,8 @@ class JobQuerySet(models.QuerySet["Job"]):
                 done = upkeep.requeue(connections[using], ids)
                 remaining = [job_id for job_id in ids if job_id not in done]
                 busy += upkeep.count_requeuable(connections[using], remaining) if remaining else 0
+                if each_batch is not None and done:
+                    each_batch(done)
             requeued += len(done)
         return Requeued(requeued, busy, total - requeued - busy)
 

@@ -134,7 +134,7 @@ class Job(models.Model):
 
         Raises `JobBusy` at once when another transaction holds the row; the caller's own stays usable.
         """
-        return type(self).objects.using(self._state.db).requeue_one(self.pk)
+        return type(self).objects.db_manager(self._state.db).requeue_one(self.pk)
 
 
 class JobAttempt(models.Model):

@@ -79,15 +79,20 @@ def decode_call(args: str, kwargs: str) -> tuple[list[Any], dict[str, Any]]:
     """
     Return the arguments stored as the JSON texts *args* and *kwargs*.
 
-    Raises ``ValueError`` when they are not an array and an object, as after an edit by hand.
+    Raises ``ValueError`` when they are not an array and an object of values that could have been
+    enqueued, as after an edit by hand.
     """
-    array, members = json.loads(args), json.loads(kwargs)
+    try:
+        array, members = json.loads(args), json.loads(kwargs)
+    except RecursionError:
+        raise ValueError("The stored arguments are not a call: they are nested too deeply.") from None
     if not isinstance(array, list) or not isinstance(members, dict):
         raise ValueError(
             f"The stored arguments are not a call: args must be a JSON array and kwargs an object, "
             f"not {type(array).__name__} and {type(members).__name__}."
         )
-    return array, members
+    name = "A stored argument"
+    return [_storable(value, name) for value in array], {key: _storable(value, name) for key, value in members.items()}
 
 
 @lru_cache(maxsize=4096)

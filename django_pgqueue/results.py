@@ -141,4 +141,5 @@ def _errors(attempts: Sequence[EarlierAttempt]) -> list[TaskError]:
 
 
 def _as_the_project_does(moment: datetime) -> datetime:
-    return moment if uses_time_zones() else timezone.make_naive(moment)
+    """A worker's connection reads aware moments; Django's own, as in `run_jobs`, those that the project uses."""
+    return moment if uses_time_zones() or timezone.is_naive(moment) else timezone.make_naive(moment)

@@ -8,14 +8,14 @@ Django 6.0, whose decorator knows no further keywords.
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, overload
 
 from . import payload
 from .backoff import Backoff, is_backoff
 from .compat import InvalidTask, TaskContext, TaskResult
 from .compat import Task as DjangoTask
-from .conf import MAX_QUEUE_NAME_LENGTH, MAX_TASK_PATH_LENGTH, is_attempt_count
+from .conf import MAX_QUEUE_NAME_LENGTH, MAX_TASK_PATH_LENGTH, is_attempt_count, is_queue_name
 
 DEFAULT = "default"
 
@@ -186,7 +186,7 @@ def _check_settings(task: Task) -> None:
     name = task.func.__qualname__
     if isinstance(task.priority, bool) or not isinstance(task.priority, int):
         raise InvalidTaskOption(f"{name}: priority must be a whole number from -100 to 100, not {task.priority!r}.")
-    if not isinstance(task.queue_name, str) or not 1 <= len(task.queue_name) <= MAX_QUEUE_NAME_LENGTH:
+    if not is_queue_name(task.queue_name):
         raise InvalidTaskOption(
             f"{name}: queue_name must be text of 1 to {MAX_QUEUE_NAME_LENGTH} characters, not {task.queue_name!r:.80}."
         )
@@ -196,11 +196,23 @@ def _check_settings(task: Task) -> None:
         )
     if task.run_after is not None and not isinstance(task.run_after, datetime):
         raise InvalidTaskOption(f"{name}: run_after must be a datetime, not {task.run_after!r}.")
+    if task.run_after is not None and not _is_in_calendar(task.run_after):
+        raise InvalidTaskOption(f"{name}: run_after must be in the years 1 to 9999 of UTC, not {task.run_after!r}.")
     if task.max_attempts is not None and not is_attempt_count(task.max_attempts):
         raise InvalidTaskOption(
             f"{name}: max_attempts must be a whole number of at least 1, not {task.max_attempts!r}."
         )
     if task.backoff is not None and not is_backoff(task.backoff):
-        raise InvalidTaskOption(f"{name}: backoff must be seconds, a timedelta or a callable, not {task.backoff!r}.")
+        raise InvalidTaskOption(
+            f"{name}: backoff must be seconds, a timedelta or a callable that is not async, not {task.backoff!r}."
+        )
     if task.timeout is not None and not is_attempt_count(task.timeout):
         raise InvalidTaskOption(f"{name}: timeout must be whole seconds, at least 1, not {task.timeout!r}.")
+
+
+def _is_in_calendar(moment: datetime) -> bool:
+    """Whether Python can read *moment* again in the database's time zone."""
+    try:
+        return moment.tzinfo is None or bool(moment.astimezone(UTC))
+    except OverflowError:
+        return False

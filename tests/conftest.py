@@ -1,3 +1,4 @@
+import gc
 import os
 
 import pytest
@@ -10,8 +11,13 @@ def _no_thread_is_left():
 
     before = set(threading.enumerate())
     yield
-    left = [thread.name for thread in threading.enumerate() if thread not in before and not thread.daemon]
-    assert left == [], f"threads left behind: {left}"
+    left = [thread for thread in threading.enumerate() if thread not in before and not thread.daemon]
+    if left:
+        gc.collect()  # the executors of asgiref end when they are collected
+        for thread in left:
+            thread.join(1)
+    names = [thread.name for thread in left if thread.is_alive()]
+    assert names == [], f"threads left behind: {names}"
 
 
 def pytest_report_header() -> str:

@@ -6,12 +6,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import psycopg
 from django.db import connections
 
 from django_pgqueue.models import Job
 from django_pgqueue.outcomes import Claim
 from django_pgqueue.statements.claim import ClaimedJob
+from django_pgqueue.statements.database import PLANNER_SETTINGS_SQL, execute
 from django_pgqueue.statements.enqueue import NewJob
+from django_pgqueue.worker.connection import Session
 
 PATIENCE_SECONDS = 30  # how long a test waits for an event before it fails
 
@@ -125,3 +128,165 @@ def wait_for_lock_wait(connection: Any, process_id: int) -> None:
         return bool(answer and answer[0])
 
     wait_until(waits, f"backend {process_id} to wait for a lock")
+
+
+# ---- what depends on locks: second actors, and where to make them wait
+
+
+def enqueue_jobs(count: int, **changes: Any) -> list[int]:
+    """Insert *count* pending jobs and return their ids."""
+    return Job.objects.enqueue_many(new_job(**changes), [("[1, 2]", "{}")] * count)
+
+
+def claim_jobs(count: int, owner: str = "worker", **options: Any) -> list[Claim]:
+    """Claim exactly *count* jobs."""
+    jobs = Job.objects.claim(owner, count, **options)
+    assert len(jobs) == count
+    return [claim_of(job) for job in jobs]
+
+
+def sql(connection: Any, statement: str, parameters: Any = None) -> list[tuple]:
+    """Run a statement on *connection*, Django's or psycopg's, and return its rows."""
+    with connection.cursor() as cursor:
+        cursor.execute(statement, parameters)
+        return cursor.fetchall() if cursor.description else []
+
+
+def here(statement: str, parameters: Any = None) -> list[tuple]:
+    """Run a statement on the test's own connection."""
+    return sql(connections["default"], statement, parameters)
+
+
+@contextmanager
+def actor() -> Iterator[psycopg.Connection]:
+    """
+    A worker's connection, in autocommit, for use from any thread; its transaction ends with the block.
+
+    It has the settings of a round but for the lock_timeout, which only keeps a broken test from hanging.
+    """
+    session = Session("default", "test actor")
+    try:
+        execute(session.connection, PLANNER_SETTINGS_SQL.replace("LOCAL", ""))
+        execute(session.connection, f"SET lock_timeout = '{PATIENCE_SECONDS // 2}s'")
+        yield session.connection
+    finally:
+        session.close()
+
+
+@contextmanager
+def worker_session() -> Iterator[Session]:
+    """A worker's session."""
+    session = Session("default", "test worker")
+    try:
+        yield session
+    finally:
+        session.close()
+
+
+def pid_of(connection: Any) -> int:
+    return sql(connection, "SELECT pg_backend_pid()")[0][0]
+
+
+def wait_for_waiter(holder: int) -> None:
+    """Return once some backend waits for a lock that the backend *holder* has."""
+    question = "SELECT count(*) FROM pg_stat_activity WHERE %s = ANY(pg_blocking_pids(pid))"
+    with second_connection() as observer:
+        wait_until(lambda: sql(observer, question, [holder])[0][0], f"someone to wait for backend {holder}")
+
+
+class Pause:
+    """A place where actors stop: see `pausing`."""
+
+    def __init__(self, control: Any) -> None:
+        self._control = control
+        sql(control, "SELECT pg_advisory_lock(4711)")
+
+    def stop(self, connection: Any) -> None:
+        """Let the next statement of *connection* that updates jobs, or asks for the time, stop after its snapshot."""
+        sql(connection, "SET search_path = pgqueue_test, pg_catalog, public")
+
+    def wait_for_arrival(self) -> None:
+        wait_for_waiter(pid_of(self._control))
+
+    def go_on(self) -> None:
+        sql(self._control, "SELECT pg_advisory_unlock_all()")
+
+
+# A statement has its snapshot before its triggers fire and before it asks for the time. So what others commit
+# while it stops there is what it meets under its locks, and did not see. The names in our statements are
+# unqualified, and a schema in front of pg_catalog can answer them.
+_PAUSE_SQL = """
+CREATE SCHEMA pgqueue_test;
+CREATE FUNCTION pgqueue_test.pause() RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    IF current_setting('search_path') LIKE 'pgqueue_test%' THEN
+        PERFORM pg_catalog.pg_advisory_lock_shared(4711);
+        PERFORM pg_catalog.pg_advisory_unlock_shared(4711);
+    END IF;
+END $$;
+CREATE FUNCTION pgqueue_test.clock_timestamp() RETURNS timestamptz LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    PERFORM pgqueue_test.pause();
+    RETURN pg_catalog.clock_timestamp();
+END $$;
+CREATE FUNCTION pgqueue_test.pause_update() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM pgqueue_test.pause();
+    RETURN NULL;
+END $$;
+CREATE TRIGGER pause BEFORE UPDATE ON django_pgqueue_job
+   FOR EACH STATEMENT EXECUTE FUNCTION pgqueue_test.pause_update();
+"""
+
+
+@contextmanager
+def pausing() -> Iterator[Pause]:
+    """A `Pause` at which the statements of chosen connections stop until it says `go_on`. Opened before them."""
+    with second_connection() as control:
+        sql(control, _PAUSE_SQL)
+        pause = Pause(control)
+        try:
+            yield pause
+        finally:
+            pause.go_on()
+            sql(control, "SET client_min_messages = warning; DROP SCHEMA pgqueue_test CASCADE")
+
+
+@contextmanager
+def job_trigger(body: str, *, at_commit: bool = False) -> Iterator[None]:
+    """A trigger for each updated job that runs *body*, PL/pgSQL: before the update, or at its COMMIT."""
+    kind, when = ("CONSTRAINT TRIGGER", "AFTER") if at_commit else ("TRIGGER", "BEFORE")
+    deferral = "DEFERRABLE INITIALLY DEFERRED" if at_commit else ""
+    here(f"CREATE FUNCTION pgqueue_test_trigger() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN {body} RETURN NEW; END$$")
+    here(
+        f"CREATE {kind} pgqueue_test {when} UPDATE ON django_pgqueue_job {deferral} "
+        "FOR EACH ROW EXECUTE FUNCTION pgqueue_test_trigger()"
+    )
+    try:
+        yield
+    finally:
+        here("DROP TRIGGER pgqueue_test ON django_pgqueue_job")
+        here("DROP FUNCTION pgqueue_test_trigger()")
+
+
+# ---- other databases, other backends
+
+OURS = "django_pgqueue.PgQueueBackend"
+
+
+def backend(*queues: str, **options: Any) -> dict[str, Any]:
+    """The settings of one backend of ours: its queues, none for any, and its OPTIONS."""
+    return {"BACKEND": OURS, "QUEUES": list(queues), "OPTIONS": options}
+
+
+@contextmanager
+def database_alias(name: str, **options: Any) -> Iterator[Any]:
+    """Another alias of the test database, with *options* added to its OPTIONS; its connection is a second one."""
+    connection = connections["default"].copy(name)
+    connection.settings_dict["OPTIONS"].update(options)
+    connections[name] = connection
+    try:
+        yield connection
+    finally:
+        connection.close()
+        del connections[name]

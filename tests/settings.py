@@ -1,6 +1,7 @@
 """Settings of the test suite: DATABASE_URL where given, else the embedded server of the example project."""
 
 import os
+import sys
 from pathlib import Path
 
 import environ
@@ -69,3 +70,11 @@ try:
 except ImportError:  # Django 5.2: the backport has the same backends
     for _backend in ("immediate", "dummy"):
         TASKS[_backend]["BACKEND"] = TASKS[_backend]["BACKEND"].replace("django.tasks", "django_tasks")
+
+# Options of the worker that a test starts.
+TASKS["default"]["OPTIONS"] = {
+    name: float(os.environ[name]) for name in ("LEASE_SECONDS", "POLL_SECONDS") if name in os.environ
+}
+
+if os.environ.get("BREAK_CHILD") and sys.argv[0].endswith("child.py"):
+    os._exit(11)

@@ -125,11 +125,14 @@ SELECT queue_name, priority, EXTRACT(EPOCH FROM available_at)::float8, id,
   FROM band
 """
 
-# A volatile function is never an index condition; the clock in a subselect is read once and is one.
+# A volatile function is never an index condition; the clock in a subselect is. It is read once, so that an
+# attempt has one beginning: the first start of a job is when it was claimed first, to the microsecond.
 # NO KEY UPDATE, so that the foreign keys of attempts do not wait for a claim. The ids go through an array,
 # because the planner once turned a join here into a merge over the whole primary key.
 CLAIM_SQL = """
-WITH picked AS MATERIALIZED (
+WITH moment AS MATERIALIZED (
+    SELECT clock_timestamp() AS now
+), picked AS MATERIALIZED (
     SELECT job.id
       FROM unnest(%(queue_names)s::text[], %(priorities)s::smallint[]) AS band(queue_name, priority)
      CROSS JOIN LATERAL (
@@ -138,7 +141,7 @@ WITH picked AS MATERIALIZED (
          WHERE status = 'pending'
            AND queue_name = band.queue_name
            AND priority = band.priority
-           AND available_at <= (SELECT clock_timestamp())
+           AND available_at <= (SELECT now FROM moment)
          ORDER BY available_at, id
          LIMIT %(limit)s
            FOR NO KEY UPDATE SKIP LOCKED
@@ -150,9 +153,9 @@ UPDATE django_pgqueue_job
        attempts = attempts + 1,
        claim_version = claim_version + 1,
        claimed_by = %(owner)s,
-       claimed_at = clock_timestamp(),
-       lease_until = clock_timestamp() + make_interval(secs => %(lease_seconds)s::float8),
-       started_at = COALESCE(started_at, clock_timestamp())
+       claimed_at = (SELECT now FROM moment),
+       lease_until = (SELECT now FROM moment) + make_interval(secs => %(lease_seconds)s::float8),
+       started_at = COALESCE(started_at, (SELECT now FROM moment))
  WHERE id = ANY(ARRAY(SELECT id FROM picked))
 RETURNING id, claim_version, backend, queue_name, task_path, args::text, kwargs::text, priority,
           attempts, max_attempts, claimed_by, EXTRACT(EPOCH FROM available_at)::float8,

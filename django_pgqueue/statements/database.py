@@ -31,7 +31,10 @@ SET LOCAL jit = off
 
 _LOCK_CONFLICTS = frozenset({"55P03", "40P01", "57014"})  # lock not available, deadlock, statement cancelled
 _SCHEMA_MISSING = frozenset({"42P01", "42703", "3F000"})  # no such table, column, schema: not migrated yet
-_REFUSALS = frozenset({"22", "23", "54", "P0"})  # data, integrity, a size limit, raised by a trigger
+# Classes that say nothing of the values: connection, transaction, authorization, rollback, SQL and access,
+# resources, object state, operator, system, configuration, internal. Other classes refuse a value, and
+# there is no list of them: triggers raise what they like.
+_NOT_OF_VALUES = frozenset("08 0A 25 26 28 2D 3D 3F 40 42 53 55 57 58 F0 XX".split())
 
 ERRORS = (django.db.Error, psycopg.Error)
 
@@ -69,7 +72,7 @@ def is_refusal(error: BaseException) -> bool:
     """Whether the database refused a value, so that the same write would be refused again."""
     sqlstate = _sqlstate(error)
     if sqlstate is not None:
-        return sqlstate[:2] in _REFUSALS
+        return sqlstate[:2] not in _NOT_OF_VALUES
     # The driver refuses some values itself, before the server sees them.
     return isinstance(error, psycopg.DataError | django.db.DataError | UnicodeEncodeError)
 

@@ -120,37 +120,37 @@ SELECT id, (SELECT count(*) FROM rung) FROM released
 """
 
 # The attempt had begun. It is recorded, and refunded unless that has happened %(refunds)s times already: a
-# job that outlasts every grace period must come to an end, too.
+# job that outlasts every grace period must come to an end, too. Nobody but the holder of a claim adds
+# attempts, so that what the snapshot counts is true of every row that passes the fence.
 INTERRUPT_SQL = """
-WITH held AS MATERIALIZED (
-    SELECT id, attempts, max_attempts,
-           (SELECT count(*)
-              FROM django_pgqueue_jobattempt
-             WHERE job_id = job.id
-               AND NOT counted) < %(refunds)s AS refunded
-      FROM django_pgqueue_job AS job
-     WHERE id = ANY(%(ids)s::bigint[])
-       AND (id::text || ':' || claim_version || ':' || status) = ANY(%(fences)s::text[])
-     ORDER BY id
-       FOR NO KEY UPDATE
+WITH exhausted AS MATERIALIZED (
+    SELECT job_id AS id
+      FROM django_pgqueue_jobattempt
+     WHERE job_id = ANY(%(ids)s::bigint[])
+       AND NOT counted
+     GROUP BY job_id
+    HAVING count(*) >= %(refunds)s
 ), released AS (
-    UPDATE django_pgqueue_job AS job
-       SET status = CASE WHEN refunded OR held.attempts < held.max_attempts THEN 'pending' ELSE 'failed' END,
-           finished_at = CASE WHEN refunded OR held.attempts < held.max_attempts THEN NULL ELSE clock_timestamp() END,
+    UPDATE django_pgqueue_job
+       SET status = CASE WHEN id = ANY(ARRAY(SELECT id FROM exhausted)) AND attempts >= max_attempts
+                         THEN 'failed' ELSE 'pending' END,
+           finished_at = CASE WHEN id = ANY(ARRAY(SELECT id FROM exhausted)) AND attempts >= max_attempts
+                              THEN clock_timestamp() END,
            claim_version = claim_version + 1,
-           attempts = CASE WHEN refunded THEN held.attempts - 1 ELSE held.attempts END,
+           attempts = CASE WHEN id = ANY(ARRAY(SELECT id FROM exhausted)) THEN attempts ELSE attempts - 1 END,
            available_at = GREATEST(available_at, clock_timestamp() + make_interval(secs => %(delay)s::float8)),
            last_error = %(message)s,
            lease_until = NULL
-      FROM held
-     WHERE job.id = held.id
-    RETURNING job.id, queue_name, claim_version - 1 AS claim_version, held.attempts, refunded, claimed_by, claimed_at
+     WHERE id = ANY(%(ids)s::bigint[])
+       AND (id::text || ':' || claim_version || ':' || status) = ANY(%(fences)s::text[])
+    RETURNING id, queue_name, claim_version - 1 AS claim_version, attempts, claimed_by, claimed_at,
+              id = ANY(ARRAY(SELECT id FROM exhausted)) AS counted
 ), recorded AS (
     INSERT INTO django_pgqueue_jobattempt (
         job_id, claim_version, attempt, outcome, counted,
         error_class, fingerprint, message, traceback, worker, started_at, ended_at
     )
-    SELECT id, claim_version, attempts, 'released', NOT refunded,
+    SELECT id, claim_version, CASE WHEN counted THEN attempts ELSE attempts + 1 END, 'released', counted,
            %(error_class)s, '', %(message)s, '', claimed_by, claimed_at, clock_timestamp()
       FROM released
 ), rung AS (
@@ -208,11 +208,29 @@ class Settlement:
 
 def settle(connection: Connection, outcomes: Sequence[Outcome]) -> Settlement:
     """
-    Write *outcomes*, at most one for each job, in the transaction that is open.
+    Write *outcomes* in the transaction that is open. Of two for one job, of an old and a new claim, each
+    is judged alone.
 
     Raises whatever the database raises; the transaction is then broken and nothing is written. Call
     `settle_carefully` next, which finds the culprit.
     """
+    settlement = Settlement()
+    for part in _one_for_each_job(outcomes):
+        settlement.add(_settle_distinct(connection, part))
+    return settlement
+
+
+def _one_for_each_job(outcomes: Iterable[Outcome]) -> Iterable[list[Outcome]]:
+    """Yield *outcomes* in parts: a statement finds its values, and we what it wrote, by the job's id alone."""
+    rest = list(outcomes)
+    while rest:
+        part: dict[int, Outcome] = {}
+        later = [outcome for outcome in rest if part.setdefault(outcome.claim.job_id, outcome) is not outcome]
+        yield list(part.values())
+        rest = later
+
+
+def _settle_distinct(connection: Connection, outcomes: Sequence[Outcome]) -> Settlement:
     written: set[int] = set()
     for write, part in _statements_for(outcomes):
         written |= write(connection, part)

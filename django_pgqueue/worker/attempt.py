@@ -5,6 +5,7 @@ Nothing is written here. Whoever has claimed the job, a slot or a test, settles 
 """
 
 import asyncio
+import concurrent.futures
 import logging
 import threading
 import time
@@ -12,9 +13,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from .. import payload, registry, results
-from ..backend import PgQueueBackend
 from ..backoff import Backoff, default_delay, delay_after, seconds
-from ..compat import Task, TaskResult, task_finished, task_started
+from ..compat import Task, TaskResult, task_backends, task_finished, task_started
 from ..exceptions import Fail, Retry, UnstorableResult
 from ..outcomes import MAX_MESSAGE_CHARS, Claim, ErrorRecord, Failed, Outcome, Released, Retried, Succeeded
 from ..statements.claim import ClaimedJob, EarlierAttempt
@@ -70,7 +70,7 @@ def run(
         return Attempted(job, Failed(claim, ErrorRecord.of(error)), None, error, 0.0)
 
     result = results.of_claim(job, task, args, kwargs, earlier)
-    task_started.send_robust(sender=PgQueueBackend, task_result=result)
+    task_started.send_robust(sender=_sender(job), task_result=result)
     context = (Context(task_result=result, is_cancelled=is_lost),) if task.takes_context else ()
     outcome: Outcome
     caught: BaseException | None = None
@@ -80,10 +80,11 @@ def run(
         if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
             raise  # the person at the keyboard, not the task
         caught = error
-        if isinstance(error, asyncio.CancelledError) and is_interrupted():
+        if isinstance(error, asyncio.CancelledError | concurrent.futures.CancelledError) and is_interrupted():
             outcome = Released(claim, started=True)
         else:
-            outcome = _ending(job, claim, error, getattr(task, "backoff", None) or backoff, result)
+            own_rule = getattr(task, "backoff", None)
+            outcome = _ending(job, claim, error, backoff if own_rule is None else own_rule, result)
     else:
         try:
             outcome = Succeeded(claim, payload.encode_result(value))
@@ -101,7 +102,7 @@ def announce(attempted: Attempted, written: Outcome) -> None:
         results.finish(attempted.result, None, written.result)
     else:
         results.finish(attempted.result, written.error)
-    task_finished.send_robust(sender=PgQueueBackend, task_result=attempted.result)
+    task_finished.send_robust(sender=_sender(attempted.job), task_result=attempted.result)
 
 
 def log(attempted: Attempted, written: Outcome) -> None:
@@ -126,6 +127,11 @@ def log(attempted: Attempted, written: Outcome) -> None:
             )
         case Released(started=True):
             logger.info("Job %s (%s) was interrupted and goes back to the queue.", job.id, job.task_path, extra=extra)
+
+
+def _sender(job: ClaimedJob) -> type | None:
+    """The class of the job's backend, which may be a subclass of ours; a row may name a backend that is gone."""
+    return type(task_backends[job.backend]) if job.backend in task_backends else None
 
 
 def _ending(

@@ -81,10 +81,12 @@ class Child:
         self._slots.start()
         self._announcer.start()
         threading.Thread(target=self._listen_to_supervisor, name="pgqueue-supervisor-pipe", daemon=True).start()
-        while not self._is_finished():
-            self._sleep(self._turn())
-        everything_ended = not self._held
-        if everything_ended:
+        while True:
+            pause = self._turn()
+            if self._is_finished():
+                break
+            self._sleep(pause)
+        if not self._held:  # otherwise a task has outlasted the grace period
             self._slots.stop()
         self._announcer.stop()
         self._session.close()
@@ -155,15 +157,16 @@ class Child:
     def _claim(self, connection: psycopg.Connection, wanted: int) -> list[claiming.ClaimedJob]:
         queues = self._config.queues
         bands = queues.served(claiming.sweep(connection, queues.to_sweep))
-        due = claiming.due(bands)
-        claimed = claiming.claim(connection, due, self._owner, wanted, self._config.lease)
+        claimed = claiming.claim(connection, claiming.due(bands), self._owner, wanted, self._config.lease)
         if len(claimed) < wanted:
             # Nothing more now: jobs may be locked by others or not due. A notification, the next due
             # job, or the poll will bring the loop back.
+            if claimed:  # they hid what follows them
+                bands = queues.served(claiming.sweep(connection, queues.to_sweep))
             poll = self._config.poll * random.uniform(0.8, 1.2)
             next_due = claiming.next_due_in(bands)
             self._claim_at = time.monotonic() + (poll if next_due is None else min(poll, next_due))
-            self._drained = not due
+            self._drained = not claiming.due(bands)
         else:
             self._claim_at = 0.0
         return claimed

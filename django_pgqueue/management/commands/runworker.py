@@ -4,13 +4,13 @@ import argparse
 import logging
 from typing import Any
 
-from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import connections
 
 from ...backend import PgQueueBackend
 from ...compat import task_backends
+from ...conf import has_settings_module
 from ...worker.config import Queues, WorkerConfig
 from ...worker.logs import configure_logging
 from ...worker.supervisor import Supervisor
@@ -92,7 +92,7 @@ def _worker_config(options: dict[str, Any]) -> WorkerConfig:
     backend = task_backends[alias]
     if not isinstance(backend, PgQueueBackend):
         raise CommandError(f"TASKS[{alias!r}] is {type(backend).__name__}; a worker needs PgQueueBackend.")
-    if not settings.is_overridden("SETTINGS_MODULE") and not getattr(settings, "SETTINGS_MODULE", None):
+    if not has_settings_module():
         raise CommandError("A worker needs DJANGO_SETTINGS_MODULE; settings.configure() does not reach its child.")
     try:
         settled = backend.settings

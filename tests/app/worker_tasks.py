@@ -1,0 +1,158 @@
+"""Tasks that tests run in real workers. Locks stand for whatever takes time."""
+
+import asyncio
+import os
+
+from asgiref.sync import sync_to_async
+from django.db import connection, transaction
+from django.utils import timezone, translation
+
+from django_pgqueue import Retry, task
+
+from .models import Mark
+
+
+@task
+def leave_mark(note):
+    Mark.objects.create(note=note, made_by=str(os.getpid()))
+
+
+@task
+def mark_and_wait_for(note, key):
+    """Leave a mark, then wait until the test lets go of the advisory lock *key*."""
+    Mark.objects.create(note=note, made_by=str(os.getpid()))
+    _wait_for(key)
+    Mark.objects.create(note=f"{note} ended")
+
+
+@task
+async def async_leave_mark(note):
+    await Mark.objects.acreate(note=note)
+
+
+@task
+async def async_mark_and_sleep(note):
+    """An async task that would never end by itself."""
+    await Mark.objects.acreate(note=note)
+    await asyncio.Event().wait()
+
+
+@task
+async def async_mark_and_wait_for(note, key):
+    await Mark.objects.acreate(note=note)
+    await sync_to_async(_wait_for)(key)
+
+
+@task(takes_context=True)
+def wait_until_cancelled(context, note, key):
+    """Ask the context again and again; say so when it answers."""
+    Mark.objects.create(note=note)
+    while not context.cancelled:
+        _wait_for(key)
+    Mark.objects.create(note=f"{note} cancelled")
+
+
+@task(takes_context=True, max_attempts=3, backoff=0)
+def fail_once(context, note):
+    Mark.objects.create(note=note)
+    if context.attempt == 1:
+        raise ValueError(f"{note} fails once")
+
+
+@task(max_attempts=1)
+def fail(message):
+    raise ValueError(message)
+
+
+@task(max_attempts=50, backoff=0)
+def fail_at_once_and_retry(note):
+    Mark.objects.create(note=note)
+    raise Retry(0)
+
+
+@task(max_attempts=1)
+def exit_process(code):
+    raise SystemExit(code)
+
+
+@task(max_attempts=2, backoff=0)
+def kill_own_process(note):
+    Mark.objects.create(note=note)
+    os.kill(os.getpid(), 9)
+
+
+@task
+def leave_settings_behind():
+    """What a careless task leaves on its connection and in its thread."""
+    translation.activate("de")
+    timezone.activate("Asia/Tokyo")
+    with connection.cursor() as cursor:
+        cursor.execute("SET search_path = pg_catalog")
+        cursor.execute("SET statement_timeout = '4321ms'")
+        cursor.execute("CREATE TEMPORARY TABLE left_behind (x int)")
+
+
+@task
+def leave_transaction_open():
+    transaction.atomic().__enter__()
+    Mark.objects.create(note="never committed")
+
+
+@task
+def leave_transaction_broken():
+    with connection.cursor() as cursor:
+        cursor.execute("BEGIN")
+        try:
+            cursor.execute("SELECT 1/0")
+        except Exception:
+            return
+
+
+@task
+def leave_connection_closed():
+    connection.ensure_connection()
+    connection.connection.close()
+
+
+@task(takes_context=True)
+def report_settings(context):
+    """Return what a task meets at its start."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT current_setting('search_path'), current_setting('statement_timeout'),"
+            " to_regclass('pg_temp.left_behind')::text, current_setting('TimeZone')"
+        )
+        search_path, statement_timeout, table, database_zone = cursor.fetchone()
+    return {
+        "search_path": search_path,
+        "statement_timeout": statement_timeout,
+        "temporary_table": table,
+        "database_zone": database_zone,
+        "language": translation.get_language(),
+        "zone": timezone.get_current_timezone_name(),
+        "in_transaction": connection.in_atomic_block,
+        "logged_queries": len(connection.queries_log),
+    }
+
+
+@task
+def make_queries(count):
+    for _ in range(count):
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT 1")
+
+
+@task
+def enqueue_another(note):
+    leave_mark.enqueue(note)
+
+
+@task
+def say(text):
+    raise ValueError(text)
+
+
+def _wait_for(key):
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_advisory_lock_shared(%s)", [key])
+        cursor.execute("SELECT pg_advisory_unlock_shared(%s)", [key])

@@ -1,0 +1,91 @@
+"""Real workers: ``runworker`` in a process of its own, on the database of the test."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from django.db import connections
+
+from .helpers import PATIENCE_SECONDS, second_connection, wait_until
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+class RunningWorker:
+    """One started worker. *log* is what it has printed so far."""
+
+    def __init__(self, log_file: Path, *flags: str, **environment: str) -> None:
+        self.log_file = log_file
+        database = connections["default"].settings_dict["NAME"]
+        self._output = log_file.open("w")
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "django", "runworker", *flags],
+            cwd=ROOT,
+            env={**os.environ, "DJANGO_SETTINGS_MODULE": "tests.settings", "TEST_DATABASE": database, **environment},
+            stdin=subprocess.DEVNULL,
+            stdout=self._output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+    @property
+    def log(self) -> str:
+        return self.log_file.read_text(errors="replace")
+
+    def wait_ready(self) -> "RunningWorker":
+        self.wait_for_log(r"Child \d+ is ready")
+        return self
+
+    def wait_for_log(self, pattern: str) -> re.Match[str]:
+        def look() -> re.Match[str] | None:
+            assert self.process.poll() is None or re.search(pattern, self.log), f"the worker ended:\n{self.log}"
+            return re.search(pattern, self.log)
+
+        return wait_until(look, f"the log to say {pattern!r}")
+
+    @property
+    def child_pid(self) -> int:
+        """The process id of the newest child."""
+        return int(re.findall(r"Child (\d+) is ready", self.log)[-1])
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def wait(self) -> int:
+        """Wait for the worker's end and return its exit code."""
+        return self.process.wait(PATIENCE_SECONDS)
+
+    def stop(self) -> int:
+        """SIGTERM, and wait."""
+        self.signal(signal.SIGTERM)
+        return self.wait()
+
+    def kill_all(self) -> None:
+        """Kill the whole tree at once, as a power cut does."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait(PATIENCE_SECONDS)
+        self._output.close()
+
+
+@contextmanager
+def barrier(key: int) -> Iterator[Any]:
+    """Hold the advisory lock *key*, for which tasks wait; ``release()`` lets them go."""
+    with second_connection() as connection, connection.cursor() as cursor:
+        cursor.execute("SELECT pg_advisory_lock(%s)", [key])
+        yield _Barrier(cursor, key)
+
+
+class _Barrier:
+    def __init__(self, cursor: Any, key: int) -> None:
+        self._cursor = cursor
+        self._key = key
+
+    def release(self) -> None:
+        self._cursor.execute("SELECT pg_advisory_unlock_all()")
