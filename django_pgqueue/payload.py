@@ -5,6 +5,9 @@ Django's rules for JSON apply (``django.utils.json.normalize_json``: mappings, s
 are UTF-8), and what those rules let through but PostgreSQL or JSON cannot keep is refused: NaN and
 infinity, NUL, lone surrogates, keys that are not strings, numbers, depth and size beyond a limit. All
 of it happens before any SQL, so that a caller's transaction survives.
+
+What is accepted comes back equal, with two reservations. ``jsonb`` keeps numbers as decimals, so a float
+of 1e16 or more comes back as an integer; and it keeps the members of a mapping in an order of its own.
 """
 
 import inspect

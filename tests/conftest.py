@@ -24,3 +24,20 @@ def pytest_report_header() -> str:
     import django
 
     return f"django {django.__version__}, database {'DATABASE_URL' if os.environ.get('DATABASE_URL') else 'embedded'}"
+
+
+@pytest.fixture
+def start_worker(tmp_path):
+    """Start real workers with flags and environment; whatever still runs at the end of the test is killed."""
+    from .workers import RunningWorker
+
+    started = []
+
+    def start(*flags, **environment):
+        worker = RunningWorker(tmp_path / f"worker-{len(started)}.log", *flags, **environment)
+        started.append(worker)
+        return worker
+
+    yield start
+    for worker in started:
+        worker.kill_all()

@@ -71,6 +71,12 @@ except ImportError:  # Django 5.2: the backport has the same backends
     for _backend in ("immediate", "dummy"):
         TASKS[_backend]["BACKEND"] = TASKS[_backend]["BACKEND"].replace("django.tasks", "django_tasks")
 
+if "CONN_MAX_AGE" in os.environ:
+    DATABASES["default"]["CONN_MAX_AGE"] = int(os.environ["CONN_MAX_AGE"])
+if "POOL" in os.environ:
+    DATABASES["default"].setdefault("OPTIONS", {})["pool"] = {"min_size": 1, "max_size": 4}
+DEBUG = "DEBUG" in os.environ
+
 # Options of the worker that a test starts.
 TASKS["default"]["OPTIONS"] = {
     name: float(os.environ[name]) for name in ("LEASE_SECONDS", "POLL_SECONDS") if name in os.environ

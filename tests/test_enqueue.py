@@ -18,7 +18,7 @@ from django_pgqueue.testing import run_jobs
 
 from .app import tasks
 from .app.models import Mark
-from .helpers import backend, database_alias, enqueue, here, make_due, row, second_connection, sql
+from .helpers import PATIENCE_SECONDS, backend, database_alias, enqueue, here, make_due, row, second_connection, sql
 
 HOUR = timedelta(hours=1)
 
@@ -651,7 +651,7 @@ def test_a_transaction_rings_once_for_each_queue_with_its_name_alone():
         here("SELECT pg_notify(%s, 'the end')", [CHANNEL])
 
         heard = []
-        for notification in listener.connection.notifies():
+        for notification in listener.connection.notifies(timeout=PATIENCE_SECONDS):
             heard.append(notification.payload)
             if notification.payload == "the end":
                 break

@@ -28,24 +28,9 @@ from .app.worker_tasks import (
     wait_until_cancelled,
 )
 from .helpers import enqueue, expire_lease, make_due, row, second_connection, wait_until
-from .workers import RunningWorker, barrier
+from .workers import barrier
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-
-@pytest.fixture
-def start_worker(tmp_path):
-    """Start workers with flags; whatever still runs at the end is killed."""
-    started = []
-
-    def start(*flags, **environment):
-        worker = RunningWorker(tmp_path / f"worker-{len(started)}.log", *flags, **environment)
-        started.append(worker)
-        return worker
-
-    yield start
-    for worker in started:
-        worker.kill_all()
 
 
 def wait_for_mark(note, count=1):
@@ -181,6 +166,18 @@ class TestRunning:
         assert Mark.objects.count() == 400 == Mark.objects.values("note").distinct().count()
         assert set(Job.objects.values_list("status", "attempts", "claim_version")) == {("done", 1, 1)}
         assert all("WARNING" not in worker.log for worker in workers)
+
+    @pytest.mark.slow
+    def test_two_workers_run_20_000_jobs_exactly_once_each_and_have_nothing_to_warn_of(self, start_worker):
+        leave_mark.enqueue_many([[f"{number}"] for number in range(20_000)])
+
+        workers = [start_worker("--burst", "--concurrency", "8", CONN_MAX_AGE="600") for _ in range(2)]
+
+        assert [worker.process.wait(300) for worker in workers] == [0, 0]
+        assert Mark.objects.count() == 20_000 == Mark.objects.values("note").distinct().count()
+        assert set(Job.objects.values_list("status", "attempts", "claim_version")) == {("done", 1, 1)}
+        assert len(set(Mark.objects.values_list("made_by", flat=True))) == 2
+        assert all(level not in worker.log for worker in workers for level in ("WARNING", "ERROR", "lost"))
 
     def test_the_worker_reports_itself_and_says_goodbye(self, start_worker):
         worker = start_worker("--queue", "email").wait_ready()

@@ -34,7 +34,9 @@ _SCHEMA_MISSING = frozenset({"42P01", "42703", "3F000"})  # no such table, colum
 # Classes that say nothing of the values: connection, transaction, authorization, rollback, SQL and access,
 # resources, object state, operator, system, configuration, internal. Other classes refuse a value, and
 # there is no list of them: triggers raise what they like.
-_NOT_OF_VALUES = frozenset("08 0A 25 26 28 2D 3D 3F 40 42 53 55 57 58 F0 XX".split())
+_NOT_OF_VALUES = frozenset(
+    {"08", "0A", "25", "26", "28", "2D", "3D", "3F", "40", "42", "53", "55", "57", "58", "F0", "XX"}
+)
 
 ERRORS = (django.db.Error, psycopg.Error)
 

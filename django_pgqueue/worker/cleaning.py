@@ -16,15 +16,15 @@ logger = logging.getLogger("django_pgqueue")
 def leave_clean() -> None:
     """Close the calling thread's connections, or reset those that DATABASES says to keep."""
     for connection in connections.all(initialized_only=True):
-        connection.queries_log.clear()  # of DEBUG, which would grow for as long as the worker lives
-        if connection.connection is None:
-            continue
         try:
-            _clean(connection)
+            if connection.connection is not None:
+                _clean(connection)
         except Exception:
             # Whatever is wrong with it, a new one takes its place.
             logger.debug("Dropping a connection to %r that could not be cleaned.", connection.alias, exc_info=True)
             _drop(connection)
+        finally:
+            connection.queries_log.clear()  # of DEBUG, which would grow for as long as the worker lives
 
 
 def _clean(connection: Any) -> None:
