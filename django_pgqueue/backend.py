@@ -17,6 +17,7 @@ from .compat import BaseTaskBackend, Task, TaskResult, TaskResultDoesNotExist, t
 from .conf import MAX_QUEUE_NAME_LENGTH, MAX_TASK_PATH_LENGTH, Options, is_queue_name
 from .statements.claim import EarlierAttempt
 from .statements.enqueue import NewJob
+from .states import Status
 from .tasks import InvalidTaskOption
 from .tasks import Task as OurTask
 
@@ -95,11 +96,16 @@ class PgQueueBackend(BaseTaskBackend):
             job = Job.objects.using(self.database).get(pk=job_id, backend=self.alias)
         except Job.DoesNotExist:
             raise TaskResultDoesNotExist(result_id) from None
-        earlier = JobAttempt.objects.using(self.database).filter(job_id=job_id, counted=True).order_by("claim_version")
-        rows = earlier.values_list("worker", "error_class", "traceback") if job.attempts else ()
-        return results.of_row(job, [EarlierAttempt(*row) for row in rows])
+        # The job may have gone on since: only the attempts before the version that was read belong to it, and
+        # that version's own if it was not running then.
+        version = job.claim_version - (job.status in (Status.RUNNING, Status.DONE))
+        earlier = JobAttempt.objects.using(self.database).filter(
+            job_id=job_id, counted=True, claim_version__lte=version
+        )
+        rows = earlier.order_by("claim_version").values_list("worker", "error_class", "traceback")
+        return results.of_row(job, [EarlierAttempt(*row) for row in rows] if job.attempts else [])
 
-    def check(self, **kwargs: Any) -> Iterable[CheckMessage]:
+    def check(self, **kwargs: Any) -> list[CheckMessage]:
         from . import checks
 
         return [*super().check(**kwargs), *checks.check_backend(self)]
@@ -118,10 +124,12 @@ class PgQueueBackend(BaseTaskBackend):
         )
 
     def _encode(self, task: Task, call: Any, place: int) -> tuple[str, str]:
+        args: Sequence[Any] = ()
+        kwargs: dict[str, Any] = {}
         if isinstance(call, dict):
-            args, kwargs = (), call
+            kwargs = call
         elif isinstance(call, list | tuple):
-            args, kwargs = call, {}
+            args = call
         else:
             raise TypeError(
                 f"Call {place} must be a list or tuple of arguments, or a dictionary of keyword ones, not {call!r:.80}."

@@ -14,7 +14,7 @@ E001 to E005 and W001 come through the backend, with Django's own check of TASKS
 """
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django.core.checks import CheckMessage, Error, Warning, register
 from django.core.exceptions import ImproperlyConfigured
@@ -22,16 +22,14 @@ from django.core.management import get_commands
 from django.db import connections, router
 from django.utils.connection import ConnectionDoesNotExist
 
+from .backend import PgQueueBackend
 from .compat import task_backends
 from .conf import MAX_QUEUE_NAME_LENGTH, is_queue_name, problems
-
-if TYPE_CHECKING:
-    from .backend import PgQueueBackend
 
 PREFIX = "django_pgqueue"
 
 
-def check_backend(backend: "PgQueueBackend") -> list[CheckMessage]:
+def check_backend(backend: PgQueueBackend) -> list[CheckMessage]:
     """Return what is wrong with one backend's settings and its database."""
     where = f"TASKS[{backend.alias!r}]"
     found: list[CheckMessage] = [
@@ -53,7 +51,7 @@ def _check_database(where: str, alias: str) -> list[CheckMessage]:
     from .models import Job
 
     try:
-        connection = connections[alias]
+        connection: Any = connections[alias]
     except ConnectionDoesNotExist:
         return [
             Error(
@@ -116,7 +114,7 @@ def check_queues_are_not_shared(app_configs: Any = None, **kwargs: Any) -> Itera
     """A job belongs to one backend, so two on the same database cannot have a queue in common."""
     seen: list[PgQueueBackend] = []
     for backend in task_backends.all():
-        if not getattr(backend, "checks_calls", False) or problems(backend.options):
+        if not isinstance(backend, PgQueueBackend) or problems(backend.options):
             continue
         for other in seen:
             shared = backend.queues & other.queues if backend.queues and other.queues else {"any queue"}

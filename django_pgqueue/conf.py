@@ -114,4 +114,4 @@ def uses_time_zones() -> bool:
 
 def has_settings_module() -> bool:
     """Whether another process can have the same settings; those of ``settings.configure()`` it cannot."""
-    return settings.is_overridden("SETTINGS_MODULE") or bool(getattr(settings, "SETTINGS_MODULE", None))
+    return bool(getattr(settings, "SETTINGS_MODULE", None))

@@ -12,7 +12,7 @@ The worker runs the same statements on a connection of its own; these calls serv
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from django.db import connections, models, router, transaction
 from django.db.utils import OperationalError
@@ -27,9 +27,6 @@ from .statements.database import ERRORS, PLANNER_SETTINGS_SQL, execute, is_lock_
 from .statements.settle import Settlement, settle, settle_carefully
 from .states import REQUEUABLE, AttemptOutcome, Status
 
-if TYPE_CHECKING:
-    pass
-
 BATCH_ROWS = 1_000  # rows of one transaction of a set-wise verb
 EXPIRED_TEXT = "The lease ran out: the worker was killed, stalled, or cut off from the database."
 
@@ -42,7 +39,7 @@ class Requeued(NamedTuple):
     skipped: int
 
 
-class JobQuerySet(models.QuerySet["Job"]):
+class JobQuerySet(models.QuerySet):
     def requeue(self, each_batch: Callable[[set[int]], object] | None = None) -> Requeued:
         """
         Give the failed and cancelled jobs of this queryset fresh attempts, available now.
@@ -52,7 +49,7 @@ class JobQuerySet(models.QuerySet["Job"]):
         queryset finds at the start of each batch. *each_batch* is called with the ids that a batch has
         requeued, inside its transaction, so that what it writes is committed with them.
         """
-        using = router.db_for_write(self.model) if self._db is None else self._db
+        using = self._write_alias
         requeued = busy = total = 0
         for ids in self.using(using)._batches_of_ids(Status.values):
             total += len(ids)
@@ -72,7 +69,7 @@ class JobQuerySet(models.QuerySet["Job"]):
         Works in batches, each in a transaction of its own unless the caller holds one; rows that
         someone else holds stay.
         """
-        using = router.db_for_write(self.model) if self._db is None else self._db
+        using = self._write_alias
         age = models.Func(
             models.Value(older_than_seconds),
             template="clock_timestamp() - make_interval(secs => %(expressions)s)",
@@ -84,14 +81,20 @@ class JobQuerySet(models.QuerySet["Job"]):
                 deleted += upkeep.delete_done(connections[using], ids)
         return deleted
 
+    @property
+    def _write_alias(self) -> str:
+        # Unlike ``db``, which may be a replica as long as the queryset only reads.
+        return self._db or router.db_for_write(self.model)  # type: ignore[attr-defined]
+
     def _batches_of_ids(self, statuses: Sequence[str]) -> Iterable[list[int]]:
         """Yield the ids of this queryset's rows in *statuses*, in ascending batches."""
         if self.query.is_sliced:
-            yield from _chunks(sorted(self.values_list("pk", flat=True)))
+            yield from _chunks(sorted(set(self.values_list("pk", flat=True))))
             return
         last = 0
         rows = self.filter(status__in=statuses).order_by("pk").values_list("pk", flat=True)
-        while ids := list(rows.filter(pk__gt=last)[:BATCH_ROWS]):
+        # A queryset that joins attempts has a row for each of them.
+        while ids := sorted(set(rows.filter(pk__gt=last)[:BATCH_ROWS])):
             yield ids
             last = ids[-1]
 

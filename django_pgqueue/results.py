@@ -53,7 +53,7 @@ def of_row(job: "Job", earlier: Sequence[EarlierAttempt]) -> TaskResult:
     # The attempt that runs, or that succeeded, has no row of its own.
     unrecorded = [job.claimed_by or ""] if status in (Status.RUNNING, Status.DONE) and job.attempts else []
     recent = _most_recent(earlier, job.attempts - len(unrecorded))
-    result = TaskResult(
+    result: TaskResult = TaskResult(
         task=rerouted(
             _task_at(job.task_path),
             backend=job.backend,

@@ -9,7 +9,7 @@ Django 6.0, whose decorator knows no further keywords.
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, overload
+from typing import Any, cast, overload
 
 from . import payload
 from .backoff import Backoff, is_backoff
@@ -87,7 +87,8 @@ class Task(DjangoTask):
         backend: str | None = None,
     ) -> "Task":
         """Return the task with other routing: Django's four settings, each checked now."""
-        return super().using(priority=priority, queue_name=queue_name, run_after=run_after, backend=backend)
+        task = super().using(priority=priority, queue_name=queue_name, run_after=run_after, backend=backend)
+        return cast(Task, task)
 
     def _checking_backend(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         backend = self.get_backend()
@@ -102,7 +103,7 @@ class Task(DjangoTask):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Context(TaskContext):
+class Context(TaskContext):  # type: ignore[misc]  # frozen, too, which the stubs do not say
     """
     What a task with ``takes_context=True`` gets as its first argument.
 

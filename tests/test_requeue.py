@@ -1,7 +1,5 @@
 """Dead letters get fresh attempts: many at once, waiting for nobody, or one, with a clear answer."""
 
-from datetime import timedelta
-
 import pytest
 from django.db import OperationalError, transaction
 from django.utils import timezone
@@ -10,6 +8,7 @@ from django_pgqueue.exceptions import JobBusy, PgQueueError
 from django_pgqueue.managers import BATCH_ROWS, Requeued
 from django_pgqueue.models import Job, JobAttempt
 from django_pgqueue.outcomes import ErrorRecord, Failed, Retried, Succeeded
+from django_pgqueue.statements import upkeep
 from tests.helpers import (
     InThread,
     actor,
@@ -175,8 +174,6 @@ def test_a_job_requeued_and_claimed_by_others_meanwhile_is_not_requeued_again():
     """R21, R24: the status is checked again under the row's lock."""
     first, second = dead_letters(2)
     with pausing() as pause, actor() as a:
-        from django_pgqueue.statements import upkeep
-
         pause.stop(a)
         requeuing = InThread(lambda: upkeep.requeue(a, [first, second]))
         pause.wait_for_arrival()
@@ -194,8 +191,6 @@ def test_two_requeues_share_the_jobs_and_neither_waits():
     """R24, B136: whatever order each asked for."""
     ids = dead_letters(10)
     with actor() as a, actor() as b:
-        from django_pgqueue.statements import upkeep
-
         for connection in (a, b):
             sql(connection, "BEGIN")
         first = upkeep.requeue(a, ids[:6])
@@ -292,11 +287,15 @@ def test_a_requeued_job_may_use_all_its_attempts_again():
 
 
 @pytest.mark.django_db
-def test_an_availability_set_by_hand_does_not_survive_a_requeue():
-    """R24: a failed job is available at once, wherever its row stood."""
+@pytest.mark.parametrize("moment", ["infinity", "2999-01-01", "-infinity"])
+def test_a_requeued_job_is_available_now_wherever_it_stood(moment):
+    """R24: a reminder that was cancelled, or a row that was put far off by hand."""
     [job_id] = dead_letters(1)
-    for moment in ("infinity", "2999-01-01", "-infinity"):
-        here("UPDATE django_pgqueue_job SET available_at = %s", [moment])
-        Job.objects.all().requeue()
-        assert row(job_id, "available_at")[0] - timezone.now() < timedelta(seconds=1)
-        Job.objects.settle([Failed(claim_of(claim_one()), ERROR)])
+    cancel(job_id)
+    here("UPDATE django_pgqueue_job SET available_at = %s", [moment])
+    began = timezone.now()
+
+    Job.objects.all().requeue()
+
+    assert began <= row(job_id, "available_at")[0] <= timezone.now()
+    assert claim_one().id == job_id

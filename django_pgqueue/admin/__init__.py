@@ -95,12 +95,10 @@ class JobAdmin(ReadOnlyAdmin):
             None,
             {
                 "fields": (
-                    "status_label",
+                    ("status_label", "attempts_used"),
                     "task_path",
-                    "queue_name",
+                    ("queue_name", "priority"),
                     "backend",
-                    "priority",
-                    "attempts_used",
                     "claimed_by",
                     "last_error",
                 )
@@ -190,6 +188,7 @@ class JobAdmin(ReadOnlyAdmin):
                 timeline=page.timeline(obj),
                 attempts=attempts,
                 attempts_are_all=are_all,
+                newest_traceback=next((attempt for attempt in attempts if attempt.traceback), None),
                 can_requeue=obj.status in REQUEUABLE and self.has_requeue_permission(request, obj),
             )
         return super().render_change_form(request, context, add, change, form_url, obj)

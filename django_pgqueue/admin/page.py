@@ -120,8 +120,8 @@ def time_text(moment: datetime) -> SafeString:
         moment = timezone.make_aware(moment, timezone.get_default_timezone())
     local = timezone.localtime(moment)
     exact = local.isoformat()
-    # Django's formats of a time of day leave out the seconds in English.
-    text = f"{date_format(local, 'SHORT_DATE_FORMAT')} {time_format(local.time(), 'H:i:s')} {local.tzname()}"
+    # Django's formats of a time of day leave out the seconds in English. The time and its zone stay on one line.
+    text = f"{date_format(local, 'SHORT_DATE_FORMAT')} {time_format(local.time(), 'H:i:s')}\N{NO-BREAK SPACE}{local.tzname()}"
     return format_html('<time datetime="{}" title="{}">{}</time>', exact, exact, text)
 
 

@@ -19,7 +19,7 @@ WITH locked AS MATERIALIZED (
        SET status = 'pending',
            attempts = 0,
            claim_version = claim_version + 1,
-           available_at = GREATEST(available_at, clock_timestamp()),
+           available_at = clock_timestamp(),
            finished_at = NULL,
            return_value = NULL
      WHERE id = ANY(ARRAY(SELECT id FROM locked))
@@ -45,10 +45,11 @@ SELECT count(*)
    AND status IN ('failed', 'cancelled')
 """
 
-# Done jobs stand in the primary key only, so pruning walks it: old jobs have low ids.
+# Done jobs stand in the primary key only, so pruning walks it: old jobs have low ids. What the walk has seen
+# is asked again under each row's lock.
 PRUNE_SQL = """
 WITH walked AS MATERIALIZED (
-    SELECT id, status, created_at, finished_at
+    SELECT id, status, created_at
       FROM django_pgqueue_job
      WHERE id > %(after)s
      ORDER BY id
@@ -56,12 +57,9 @@ WITH walked AS MATERIALIZED (
 ), old AS MATERIALIZED (
     SELECT id
       FROM django_pgqueue_job
-     WHERE id = ANY(ARRAY(
-               SELECT id
-                 FROM walked
-                WHERE status = 'done'
-                  AND finished_at < clock_timestamp() - make_interval(secs => %(older_than)s::float8)
-           ))
+     WHERE id = ANY(ARRAY(SELECT id FROM walked WHERE status = 'done'))
+       AND status = 'done'
+       AND finished_at < clock_timestamp() - make_interval(secs => %(older_than)s::float8)
      ORDER BY id
        FOR UPDATE SKIP LOCKED
 ), forgotten AS (

@@ -24,6 +24,7 @@ from typing import Any, TextIO
 
 import psycopg
 
+from ..backend import PgQueueBackend
 from ..compat import task_backends
 from ..outcomes import Claim, Outcome, Released
 from ..statements import claim as claiming
@@ -54,6 +55,8 @@ class Child:
     def __init__(
         self, config: WorkerConfig, owner: str, application_name: str, holdings: Holdings, words: TextIO
     ) -> None:
+        backend = task_backends[config.backend]
+        assert isinstance(backend, PgQueueBackend)
         self._config = config
         self._owner_base = owner
         self._owner_number = 1
@@ -62,9 +65,7 @@ class Child:
         self._words = words
         self._session = Session(config.database, application_name)
         self._outage = Outage(logging.DEBUG)
-        self._slots = Slots(
-            config.concurrency, holdings, task_backends[config.backend].settings.backoff, on_finish=self._wake_up
-        )
+        self._slots = Slots(config.concurrency, holdings, backend.settings.backoff, on_finish=self._wake_up)
         self._pacing = Pacing(config.concurrency)
         self._announcer = Announcer()
         self._alarms: SimpleQueue[None] = SimpleQueue()  # its put() may be called from a signal handler

@@ -76,7 +76,7 @@ class Slots:
 
     def take_back(self) -> list[HeldJob]:
         """Return the jobs that no slot has begun."""
-        jobs = []
+        jobs: list[HeldJob] = []
         while True:
             try:
                 job = self._todo.get_nowait()
