@@ -44,8 +44,8 @@ class ErrorRecord:
         class_path = class_path_of(type(error))
         return cls(
             class_path=class_path,
-            message=_clip(storable_text(_message(error)), MAX_MESSAGE_CHARS),
-            traceback=storable_text(_traceback(error)),
+            message=_bounded(_message(error), MAX_MESSAGE_CHARS),
+            traceback=_bounded(_traceback(error), MAX_TRACEBACK_CHARS),
             fingerprint=_fingerprint(class_path, error),
         )
 
@@ -53,13 +53,14 @@ class ErrorRecord:
     def plain(cls, error_class: type[BaseException], message: str) -> "ErrorRecord":
         """Describe an error that was never raised, such as the death of a process."""
         class_path = class_path_of(error_class)
-        text = _clip(storable_text(message), MAX_MESSAGE_CHARS)
+        text = _bounded(message, MAX_MESSAGE_CHARS)
         return cls(class_path, text, f"{class_path}: {text}\n", _digest(class_path))
 
     @property
     def summary(self) -> str:
         """One line: the class's name and the message."""
-        return f"{self.class_path.rpartition('.')[2]}: {self.message}" if self.message else self.class_path
+        message = " ".join(self.message.split())
+        return f"{self.class_path.rpartition('.')[2]}: {message}" if message else self.class_path
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +96,8 @@ Outcome = Succeeded | Retried | Failed | Released
 
 def storable_text(text: str) -> str:
     r"""Return *text* with NUL as ``\x00`` and lone surrogates as ``\udcff``, which PostgreSQL would refuse."""
-    return text.encode("utf-8", "backslashreplace").decode("utf-8").replace("\x00", "\\x00")
+    # Of a subclass, the text itself, not what its methods make of it.
+    return str.encode(text, "utf-8", "backslashreplace").decode("utf-8").replace("\x00", "\\x00")
 
 
 def class_path_of(error_class: type[BaseException]) -> str:
@@ -105,8 +107,8 @@ def class_path_of(error_class: type[BaseException]) -> str:
 
 def _message(error: BaseException) -> str:
     try:
-        return str(error)
-    except Exception as broken:  # a hostile __str__ must not cost the record
+        return str.__str__(str(error))
+    except BaseException as broken:  # a hostile __str__ must not cost the record
         return f"<str() of this error raised {type(broken).__name__}>"
 
 
@@ -127,7 +129,12 @@ def _traceback(error: BaseException) -> str:
         )
     except Exception as broken:
         text = f"{class_path_of(type(error))}\n<its traceback could not be formatted: {type(broken).__name__}>\n"
-    return _clip(text, MAX_TRACEBACK_CHARS)
+    return text
+
+
+def _bounded(text: str, limit: int) -> str:
+    """Make *text* storable and no longer than *limit*: cut it before it is escaped, and if need be after."""
+    return _clip(storable_text(_clip(text, limit)), limit)
 
 
 def _clip(text: str, limit: int) -> str:

@@ -89,6 +89,11 @@ def decode_call(args: str, kwargs: str) -> tuple[list[Any], dict[str, Any]]:
         array, members = json.loads(args), json.loads(kwargs)
     except RecursionError:
         raise ValueError("The stored arguments are not a call: they are nested too deeply.") from None
+    return checked_call(array, members)
+
+
+def checked_call(array: Any, members: Any) -> tuple[list[Any], dict[str, Any]]:
+    """Return *array* and *members*, arguments as a row has them; raises ``ValueError`` as `decode_call` does."""
     if not isinstance(array, list) or not isinstance(members, dict):
         raise ValueError(
             f"The stored arguments are not a call: args must be a JSON array and kwargs an object, "

@@ -36,7 +36,7 @@ def find(task_path: str) -> Task:
         raise UnknownTask(f"{task_path!r} is not in a module of an installed app.")
     try:
         candidate = getattr(import_module(module_name), name, None)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UnknownTask(f"The module of {task_path!r} cannot be imported: {type(error).__name__}: {error}") from error
     if not isinstance(candidate, Task):
         raise UnknownTask(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.utils import timezone
 
-from . import registry
+from . import payload, registry
 from .compat import Task as DjangoTask
 from .compat import TaskError, TaskResult, TaskResultStatus
 from .conf import uses_time_zones
@@ -53,6 +53,7 @@ def of_row(job: "Job", earlier: Sequence[EarlierAttempt]) -> TaskResult:
     # The attempt that runs, or that succeeded, has no row of its own.
     unrecorded = [job.claimed_by or ""] if status in (Status.RUNNING, Status.DONE) and job.attempts else []
     recent = _most_recent(earlier, job.attempts - len(unrecorded))
+    args, kwargs = _readable_call(job)
     result: TaskResult = TaskResult(
         task=rerouted(
             _task_at(job.task_path),
@@ -67,8 +68,8 @@ def of_row(job: "Job", earlier: Sequence[EarlierAttempt]) -> TaskResult:
         started_at=job.started_at,
         last_attempted_at=job.claimed_at if job.attempts else None,
         finished_at=job.finished_at,
-        args=job.args if isinstance(job.args, list) else [],
-        kwargs=job.kwargs if isinstance(job.kwargs, dict) else {},
+        args=args,
+        kwargs=kwargs,
         backend=job.backend,
         errors=_errors(recent),
         worker_ids=[attempt.worker for attempt in recent] + unrecorded,
@@ -108,6 +109,14 @@ def finish(result: TaskResult, error: ErrorRecord | None, return_value: str | No
     else:
         object.__setattr__(result, "status", TaskResultStatus.FAILED)
         result.errors.append(TaskError(exception_class_path=error.class_path, traceback=error.traceback))
+
+
+def _readable_call(job: "Job") -> tuple[list[Any], dict[str, Any]]:
+    """The arguments of *job*, none if it was spoilt by hand: its result can still be read."""
+    try:
+        return payload.checked_call(job.args, job.kwargs)
+    except ValueError:
+        return [], {}
 
 
 def _task_at(task_path: str) -> DjangoTask:

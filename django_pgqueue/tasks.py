@@ -115,9 +115,9 @@ class Context(TaskContext):  # type: ignore[misc]  # frozen, too, which the stub
     @property
     def cancelled(self) -> bool:
         """
-        Whether the task should stop: its claim was lost, or the worker is stopping.
+        Whether the claim of this attempt was lost: what it returns is not recorded any more.
 
-        A long task asks now and then; what it does after a lost claim, another worker may do again.
+        Another worker may be running the job already. A long task asks now and then, and ends.
         """
         return self.is_cancelled()
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import environ
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "example_project"))  # for embedded_pg, also in the workers that tests start
 env = environ.Env()
 
 database_url = os.environ.get("DATABASE_URL")

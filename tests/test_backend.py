@@ -364,7 +364,7 @@ def test_a_result_can_be_read_after_its_task_was_deleted(db, path):
         tasks.add.get_result(result.id)
 
 
-@pytest.mark.parametrize("args", ["null", '"x"', '{"a": 1}', "7"])
+@pytest.mark.parametrize("args", ["null", '"x"', '{"a": 1}', "7", "[" * 500 + "]" * 500], ids=lambda text: text[:9])
 def test_a_result_can_be_read_though_its_arguments_were_spoilt(db, args):
     result = tasks.add.enqueue(1, 2)
     here("UPDATE django_pgqueue_job SET args = %s::jsonb, kwargs = '[]'", [args])

@@ -73,11 +73,11 @@ class JobAdmin(ReadOnlyAdmin):
         "short_task",
         "queue_name",
         "status_label",
-        "priority",
         "attempts_used",
+        "short_error",
+        "priority",
         "available",
         "created",
-        "short_error",
     )
     list_display_links = ("id", "short_task")
     list_filter = (StatusFilter, QueueFilter, TaskFilter)
@@ -95,10 +95,12 @@ class JobAdmin(ReadOnlyAdmin):
             None,
             {
                 "fields": (
-                    ("status_label", "attempts_used"),
+                    "status_label",
+                    "attempts_used",
                     "task_path",
-                    ("queue_name", "priority"),
+                    "queue_name",
                     "backend",
+                    "priority",
                     "claimed_by",
                     "last_error",
                 )

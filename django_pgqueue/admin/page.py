@@ -121,7 +121,8 @@ def time_text(moment: datetime) -> SafeString:
     local = timezone.localtime(moment)
     exact = local.isoformat()
     # Django's formats of a time of day leave out the seconds in English. The time and its zone stay on one line.
-    text = f"{date_format(local, 'SHORT_DATE_FORMAT')} {time_format(local.time(), 'H:i:s')}\N{NO-BREAK SPACE}{local.tzname()}"
+    time_and_zone = f"{time_format(local.time(), 'H:i:s')}\N{NO-BREAK SPACE}{local.tzname()}"
+    text = f"{date_format(local, 'SHORT_DATE_FORMAT')} {time_and_zone}"
     return format_html('<time datetime="{}" title="{}">{}</time>', exact, exact, text)
 
 

@@ -9,14 +9,25 @@ import concurrent.futures
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from .. import payload, registry, results
 from ..backoff import Backoff, default_delay, delay_after, seconds
 from ..compat import Task, TaskResult, task_backends, task_finished, task_started
 from ..exceptions import Fail, Retry, UnstorableResult
-from ..outcomes import MAX_MESSAGE_CHARS, Claim, ErrorRecord, Failed, Outcome, Released, Retried, Succeeded
+from ..outcomes import (
+    MAX_MESSAGE_CHARS,
+    MAX_TRACEBACK_CHARS,
+    Claim,
+    ErrorRecord,
+    Failed,
+    Outcome,
+    Released,
+    Retried,
+    Succeeded,
+)
 from ..statements.claim import ClaimedJob, EarlierAttempt
 from ..tasks import Context
 
@@ -77,8 +88,8 @@ def run(
     try:
         value = call(task, (*context, *args), kwargs)
     except BaseException as error:  # SystemExit, too, is only the end of this attempt
-        if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
-            raise  # the person at the keyboard, not the task
+        if _is_from_keyboard(error):
+            raise
         caught = error
         if isinstance(error, asyncio.CancelledError | concurrent.futures.CancelledError) and is_interrupted():
             outcome = Released(claim, started=True)
@@ -88,9 +99,9 @@ def run(
     else:
         try:
             outcome = Succeeded(claim, payload.encode_result(value))
-        except (TypeError, ValueError) as error:  # it would be refused after every retry
+        except Exception as error:  # it would be refused after every retry
             caught = error
-            outcome = Failed(claim, ErrorRecord.plain(UnstorableResult, str(error)))
+            outcome = Failed(claim, ErrorRecord.plain(UnstorableResult, ErrorRecord.of(error).message))
     return Attempted(job, outcome, result, caught, time.monotonic() - began)
 
 
@@ -114,7 +125,7 @@ def log(attempted: Attempted, written: Outcome) -> None:
             logger.debug("Job %s (%s) done in %.3f s.", job.id, job.task_path, attempted.seconds, extra=extra)
         case Retried(error=error, delay_seconds=delay):
             logger.warning(
-                "Job %s (%s) failed in attempt %s of %s and runs again in %.0f s: %s",
+                "Job %s (%s) failed in attempt %s of %s and runs again in %.1f s: %s",
                 *(job.id, job.task_path, job.attempts, job.max_attempts, delay, error.summary),
                 extra=extra,
             )
@@ -123,6 +134,12 @@ def log(attempted: Attempted, written: Outcome) -> None:
                 "Job %s (%s) failed for good in attempt %s of %s: %s",
                 *(job.id, job.task_path, job.attempts, job.max_attempts, error.summary),
                 exc_info=attempted.error if _is_printable(error) else None,
+                extra=extra,
+            )
+        case Released(started=False, delay_seconds=delay) if attempted.error is not None:
+            logger.warning(
+                "Job %s (%s) cannot be run here and waits %.0f s for a worker that can: %s",
+                *(job.id, job.task_path, delay, attempted.error),
                 extra=extra,
             )
         case Released(started=True):
@@ -145,12 +162,33 @@ def _ending(
             delay: float | None = seconds(error.delay)
         else:
             delay = delay_after(rule, job.attempts, error, result)
-    except Exception:  # a rule that fails must not cost the job its retry
+    except BaseException as broken:  # a rule that fails must not cost the job its retry
+        if _is_from_keyboard(broken):
+            raise
         logger.exception("The backoff of %s failed; the default applies.", job.task_path)
         delay = default_delay(job.attempts)
     return Failed(claim, record) if delay is None else Retried(claim, delay, record)
 
 
+def _is_from_keyboard(error: BaseException) -> bool:
+    """Whether *error* is the person's at the keyboard, not the task's: Python raises it in the main thread."""
+    return isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread()
+
+
+@contextmanager
+def _handling(error: BaseException | None) -> Iterator[None]:
+    """Be as if in the handler of *error*: receivers of ``task_finished`` may look at ``sys.exc_info()``."""
+    if error is None:
+        yield
+        return
+    origin = error.__traceback__
+    try:
+        raise error
+    except BaseException:
+        error.__traceback__ = origin  # without this frame
+        yield
+
+
 def _is_printable(error: ErrorRecord) -> bool:
     """Whether a log may print the exception itself, which has no bounds, instead of our summary of it."""
-    return len(error.message) < MAX_MESSAGE_CHARS
+    return len(error.message) < MAX_MESSAGE_CHARS and len(error.traceback) < MAX_TRACEBACK_CHARS

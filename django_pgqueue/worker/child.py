@@ -76,6 +76,7 @@ class Child:
         self._buffered_since: float | None = None
         self._stop_by: float | None = None  # the end of the grace period, once stopping
         self._drained = False
+        self._said_lost: SimpleQueue[Claim] = SimpleQueue()  # by the supervisor
 
     def run(self) -> int:
         """Work until told to stop, or in burst mode until nothing is left; return the exit code."""
@@ -117,6 +118,7 @@ class Child:
     def _turn(self) -> float:
         """Do what there is to do and return how long to sleep, in seconds, unless woken."""
         self._collect_finished()
+        self._mark_lost()
         self._give_back_unstarted()
         now = time.monotonic()
         if now < self._retry_at:
@@ -189,6 +191,14 @@ class Child:
                 self._forget(held.claim)
             else:
                 self._unsettled.append(held.attempted.outcome)
+
+    def _mark_lost(self) -> None:
+        """Tell the tasks whose claim the supervisor could not renew; one that has just been settled is not held."""
+        while not self._said_lost.empty():
+            held = self._held.get(self._said_lost.get())
+            if held is not None and held.attempted is None and not held.is_lost:
+                held.is_lost = True
+                _log_lost(held.claim)
 
     def _give_back_unstarted(self) -> None:
         """Release buffered jobs when stopping, or when none of them has found a slot for a while."""
@@ -312,17 +322,12 @@ class Child:
                 case "wake":
                     self.wake()
                 case "lost":
-                    self._mark_lost([Claim(*claim) for claim in word["claims"]])
+                    for claim in word["claims"]:
+                        self._said_lost.put(Claim(*claim))
+                    self._wake_up()
         # Its end: the supervisor is dead, and so are renewals. Be gone before the leases are.
         logger.warning("The supervisor is gone; stopping.")
         self.stop(min(self._config.grace, self._config.lease / 3))
-
-    def _mark_lost(self, claims: Sequence[Claim]) -> None:
-        for claim in claims:
-            held = self._held.get(claim)
-            if held is not None and not held.is_lost:
-                held.is_lost = True
-                _log_lost(claim)
 
 
 class Announcer:

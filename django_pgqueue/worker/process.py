@@ -12,6 +12,7 @@ import secrets
 import socket
 import subprocess
 import sys
+import threading
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,8 @@ class ChildProcess:
         self.owner = f"{socket.gethostname()}:{os.getpid()}:{token}"[:200]
         self.application_name = f"pgqueue child {os.getpid()} {token}"
         self.was_told_to_stop = False
+        self._lock = threading.Lock()  # upkeep and listener speak to it, too
+        self._is_forgotten = False
         self._holdings = Holdings.create(Pacing.capacity(config.concurrency))
         self._said, voice = os.pipe()
         os.set_blocking(self._said, False)
@@ -77,8 +80,9 @@ class ChildProcess:
         self._process.kill()
 
     def held(self) -> list[Held]:
-        """The claims that it holds now, or held when it died."""
-        return self._holdings.read()
+        """The claims that it holds now, or held when it died; none once it is forgotten."""
+        with self._lock:
+            return [] if self._is_forgotten else self._holdings.read()
 
     def stop(self, grace: float) -> None:
         """Tell it to finish what runs, within *grace* seconds."""
@@ -96,12 +100,15 @@ class ChildProcess:
     def forget(self) -> None:
         """Close what connects the two, after its death."""
         assert self._process.stdin is not None
-        with suppress(OSError):
-            self._process.stdin.close()
-        os.close(self._said)
-        self._holdings.close()
+        with self._lock:
+            self._is_forgotten = True
+            with suppress(OSError):
+                self._process.stdin.close()
+            os.close(self._said)
+            self._holdings.close()
 
     def _say_line(self, words: dict[str, Any]) -> None:
         assert self._process.stdin is not None
-        with suppress(BlockingIOError, BrokenPipeError, ValueError):
-            os.write(self._process.stdin.fileno(), json.dumps(words).encode() + b"\n")
+        with self._lock, suppress(BlockingIOError, BrokenPipeError):
+            if not self._is_forgotten:
+                os.write(self._process.stdin.fileno(), json.dumps(words).encode() + b"\n")
