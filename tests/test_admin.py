@@ -20,6 +20,7 @@ from django.utils import timezone
 
 from django_pgqueue import managers
 from django_pgqueue.admin.lists import CappedPaginator
+from django_pgqueue.admin.page import time_text
 from django_pgqueue.models import Job, JobAttempt, Worker
 
 from .helpers import second_connection
@@ -573,6 +574,39 @@ def test_a_link_or_a_foreign_form_requeues_nothing(admin_user):
     assert Job.objects.get().status == "failed"
 
 
+# Where jobs are in another database, and where times have no zone
+
+
+@pytest.mark.django_db(databases=["default", "other"], transaction=True)
+def test_jobs_are_looked_at_and_requeued_where_the_backend_keeps_them(admin, settings):
+    settings.TASKS = {"default": {**settings.TASKS["default"], "OPTIONS": {"DATABASE": "other"}}}
+    here = make_job("failed", id=1)
+    make_job("pending", using="other", queue_name="there", id=1)
+    first, second = [make_job("failed", using="other", id=number) for number in (2, 3)]
+
+    listed = admin.get(LIST)
+    one = admin.post(f"{LIST}{first.pk}/requeue/", follow=True)
+    many = requeue_selected(admin, second)
+
+    assert shown_ids(listed) == [3, 2, 1]
+    assert "there" in filter_choices(listed)["queue"]
+    assert said(one) == [("success", "Job 2 was requeued.")]
+    assert said(many) == [("success", "1 job was requeued.")]
+    assert set(Job.objects.using("other").values_list("status", flat=True)) == {"pending"}
+    assert [entry[0] for entry in history()] == [2, 3]
+    here.refresh_from_db()
+    assert here.status == "failed"
+
+
+def test_times_without_a_zone_are_those_of_the_projects_zone(settings):
+    settings.TIME_ZONE = "Europe/Berlin"
+    settings.USE_TZ = False
+
+    text = without_tags(time_text(datetime(2026, 7, 1, 12)))
+
+    assert text == "07/01/2026 12:00:00 CEST"
+
+
 # Workers
 
 
@@ -630,9 +664,9 @@ def new_job(status="pending", **columns):
     return Job(status=status, **defaults | columns)
 
 
-def make_job(status="pending", **columns):
+def make_job(status="pending", using="default", **columns):
     job = new_job(status, **columns)
-    job.save()
+    job.save(using=using)
     return job
 
 

@@ -202,6 +202,15 @@ class TestFailing:
         assert row(int(result.id), "status", "attempts") == ("done", 2)
         assert re.search(r"WARNING .*fail_once.* failed in attempt 1 of 3", worker.log)
 
+    def test_a_short_backoff_is_not_stretched_to_the_next_poll(self, start_worker):
+        """R03, R23"""
+        result = fail_once.enqueue("soon again")
+
+        start_worker(POLL_SECONDS="600").wait_ready()
+
+        wait_for_status(int(result.id), "done")
+        assert row(int(result.id), "attempts") == (2,)
+
     def test_a_dead_letter_is_logged_as_an_error_with_its_traceback(self, start_worker):
         """R24"""
         result = fail.enqueue("no way out")

@@ -26,7 +26,7 @@ import psycopg
 
 from ..backend import PgQueueBackend
 from ..compat import task_backends
-from ..outcomes import Claim, Outcome, Released
+from ..outcomes import Claim, Outcome, Released, Retried
 from ..statements import claim as claiming
 from ..statements import leases
 from ..statements.database import is_lock_conflict, is_refusal
@@ -240,6 +240,8 @@ class Child:
         for written in settlement.settled:
             if (held := self._forget(written.claim)) is not None and held.attempted is not None:
                 self._announcer.announce(held.attempted, written)
+            if isinstance(written, Retried):
+                self._claim_at = min(self._claim_at, time.monotonic() + written.delay_seconds)
         for lost in settlement.lost:
             self._forget(lost.claim)
             if not isinstance(lost, Released):
