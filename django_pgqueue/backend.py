@@ -13,7 +13,7 @@ from django.core.checks import CheckMessage
 from django.db import router
 
 from . import payload, registry, results
-from .compat import BaseTaskBackend, Task, TaskResult, TaskResultDoesNotExist, task_enqueued
+from .compat import BaseTaskBackend, Task, TaskResult, TaskResultDoesNotExist, task_backends, task_enqueued
 from .conf import MAX_QUEUE_NAME_LENGTH, MAX_TASK_PATH_LENGTH, Options, is_queue_name
 from .statements.claim import EarlierAttempt
 from .statements.enqueue import NewJob
@@ -56,6 +56,15 @@ class PgQueueBackend(BaseTaskBackend):
         from .models import Job
 
         return Job.objects.db_manager(self.database)
+
+    def foreign_queues(self) -> set[str]:
+        """The queues of other backends whose jobs stand in the same database: workers of this one leave them."""
+        return {
+            name
+            for other in task_backends.all()
+            if isinstance(other, PgQueueBackend) and other.alias != self.alias and other.database == self.database
+            for name in other.queues
+        }
 
     def validate_task(self, task: Task) -> None:
         super().validate_task(task)

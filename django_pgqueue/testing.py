@@ -16,7 +16,8 @@ from psycopg.pq import TransactionStatus
 
 from .backend import PgQueueBackend
 from .compat import Task, TaskResult, task_backends
-from .statements.claim import earlier_attempts
+from .outcomes import Claim
+from .statements.claim import earlier_attempts, sweep
 from .worker import attempt
 
 OWNER = "run_jobs"
@@ -39,9 +40,10 @@ def run_jobs(
     if not isinstance(chosen, PgQueueBackend):
         raise TypeError(f"run_jobs() needs a PgQueueBackend; TASKS[{backend!r}] is {type(chosen).__name__}.")
     ran: list[TaskResult] = []
-    while jobs := chosen.jobs.claim(OWNER, 1, queue_names=queue_names, lease_seconds=3_600):
+    while jobs := chosen.jobs.claim(OWNER, 1, queue_names=_names(queue_names, chosen), lease_seconds=3_600):
         [job] = jobs
         if len(ran) == limit:
+            chosen.jobs.release([Claim(job.id, job.claim_version)])
             raise RuntimeError(f"run_jobs() has run {limit} jobs and there are more. Do they enqueue each other?")
         earlier = earlier_attempts(connections[chosen.database], [job]).get(job.id, ())
         attempted = attempt.run(job, chosen.settings.backoff, earlier, call=_call_in_savepoint)
@@ -51,6 +53,13 @@ def run_jobs(
             attempt.announce(attempted, written)
         ran.append(chosen.get_result(str(job.id)))
     return ran
+
+
+def _names(queue_names: Sequence[str] | None, backend: PgQueueBackend) -> Sequence[str] | None:
+    """The queues to serve, ``None`` for all: unless they are named, those with jobs that no other backend has."""
+    if queue_names is None and (foreign := backend.foreign_queues()):
+        return sorted({band.queue_name for band in sweep(connections[backend.database])} - foreign)
+    return queue_names
 
 
 def _call_in_savepoint(task: Task, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -65,7 +74,10 @@ def _call_in_savepoint(task: Task, args: tuple[Any, ...], kwargs: dict[str, Any]
     value = None
     with ExitStack() as savepoints:
         for connection in held:
-            savepoints.enter_context(transaction.atomic(using=connection.alias))
+            savepoint = transaction.atomic(using=connection.alias)
+            # Where TestCase holds the transaction, a task may ask for the outermost block, as in a worker.
+            savepoint._from_testcase = connection.atomic_blocks[-1]._from_testcase
+            savepoints.enter_context(savepoint)
         try:
             value = task.call(*args, **kwargs)
         except BaseException as error:

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import traceback
 from datetime import timedelta
 
 import pytest
@@ -445,6 +446,48 @@ def test_what_was_signalled_is_what_can_be_read(db, signalled):
     assert (told.id, told.status, told.started_at, told.worker_ids, told.args) == (
         *(ran.id, ran.status, ran.started_at, ran.worker_ids, ran.args),
     )
+
+
+@pytest.mark.parametrize("error", [ValueError("no"), SystemExit(1), StopIteration(), GeneratorExit()], ids=repr)
+def test_receivers_of_a_failure_find_the_exception_as_if_in_its_handler(db, error):
+    def action():
+        raise error
+
+    seen = []
+
+    def receiver(sender, task_result, **kwargs):
+        seen.append((sys.exc_info()[1], "".join(traceback.format_exception(error))))
+
+    tasks.ACTS["fail"] = action
+    tasks.act.enqueue("fail")
+    here("UPDATE django_pgqueue_job SET max_attempts = 1")
+    task_finished.connect(receiver)
+    try:
+        run_jobs()
+    finally:
+        task_finished.disconnect(receiver)
+
+    [(found, text)] = seen
+    assert found is error
+    assert "in action" in text
+    assert "_call_in_handler" not in text
+    assert sys.exc_info() == (None, None, None)
+
+
+def test_receivers_of_a_success_find_no_exception(db):
+    seen = []
+
+    def receiver(sender, task_result, **kwargs):
+        seen.append(sys.exc_info()[1])
+
+    tasks.add.enqueue(1, 2)
+    task_finished.connect(receiver)
+    try:
+        run_jobs()
+    finally:
+        task_finished.disconnect(receiver)
+
+    assert seen == [None]
 
 
 def test_a_receiver_that_raises_stops_nothing(db, caplog):

@@ -9,8 +9,8 @@ import concurrent.futures
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from .. import payload, registry, results
@@ -109,11 +109,17 @@ def announce(attempted: Attempted, written: Outcome) -> None:
     """Send ``task_finished`` for a final outcome, as it was *written* and committed."""
     if attempted.result is None or not isinstance(written, Succeeded | Failed):
         return
+    error: BaseException | None = None
     if isinstance(written, Succeeded):
         results.finish(attempted.result, None, written.result)
     else:
         results.finish(attempted.result, written.error)
-    task_finished.send_robust(sender=_sender(attempted.job), task_result=attempted.result)
+        error = attempted.error if _is_printable(written.error) else None  # Django's own receiver prints it
+    send = partial(task_finished.send_robust, sender=_sender(attempted.job), task_result=attempted.result)
+    if error is None:
+        send()
+    else:
+        _call_in_handler(error, send)
 
 
 def log(attempted: Attempted, written: Outcome) -> None:
@@ -175,18 +181,14 @@ def _is_from_keyboard(error: BaseException) -> bool:
     return isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread()
 
 
-@contextmanager
-def _handling(error: BaseException | None) -> Iterator[None]:
-    """Be as if in the handler of *error*: receivers of ``task_finished`` may look at ``sys.exc_info()``."""
-    if error is None:
-        yield
-        return
+def _call_in_handler(error: BaseException, call: Callable[[], object]) -> None:
+    """Call as if in the handler of *error*: receivers of ``task_finished`` may look at ``sys.exc_info()``."""
     origin = error.__traceback__
     try:
         raise error
     except BaseException:
         error.__traceback__ = origin  # without this frame
-        yield
+        call()
 
 
 def _is_printable(error: ErrorRecord) -> bool:

@@ -24,8 +24,8 @@ from typing import Any, TextIO
 
 import psycopg
 
-from ..backend import PgQueueBackend
 from ..compat import task_backends
+from ..conf import Options
 from ..outcomes import Claim, Outcome, Released, Retried
 from ..statements import claim as claiming
 from ..statements import leases
@@ -55,8 +55,7 @@ class Child:
     def __init__(
         self, config: WorkerConfig, owner: str, application_name: str, holdings: Holdings, words: TextIO
     ) -> None:
-        backend = task_backends[config.backend]
-        assert isinstance(backend, PgQueueBackend)
+        options = Options.parse(config.backend, task_backends[config.backend].options)
         self._config = config
         self._owner_base = owner
         self._owner_number = 1
@@ -65,7 +64,7 @@ class Child:
         self._words = words
         self._session = Session(config.database, application_name)
         self._outage = Outage(logging.DEBUG)
-        self._slots = Slots(config.concurrency, holdings, backend.settings.backoff, on_finish=self._wake_up)
+        self._slots = Slots(config.concurrency, holdings, options.backoff, on_finish=self._wake_up)
         self._pacing = Pacing(config.concurrency)
         self._announcer = Announcer()
         self._alarms: SimpleQueue[None] = SimpleQueue()  # its put() may be called from a signal handler

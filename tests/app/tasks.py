@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
+from django.db import transaction
+
 from django_pgqueue import task
 
 from .models import Mark
@@ -112,3 +114,9 @@ def plain_add(a, b):
 @django_task(takes_context=True)
 def plain_tell_attempt(context):
     return context.attempt
+
+
+@task
+@transaction.atomic(durable=True)
+def confirm_order_durably(number):
+    Mark.objects.create(note=f"order {number} confirmed")

@@ -122,13 +122,7 @@ def _queues(backend: PgQueueBackend, named: list[str], excluded: list[str]) -> Q
         )
     if named and "*" not in named:
         return Queues(tuple(dict.fromkeys(named)), tuple(excluded))
-    foreign = [
-        name
-        for other in task_backends.all()
-        if isinstance(other, PgQueueBackend) and other.alias != backend.alias and other.database == backend.database
-        for name in sorted(other.queues)
-    ]
-    return Queues((), tuple(dict.fromkeys([*excluded, *foreign])))
+    return Queues((), tuple(dict.fromkeys([*excluded, *sorted(backend.foreign_queues())])))
 
 
 def _at_least_one(text: str) -> int:
