@@ -13,12 +13,12 @@ from django.core.checks import CheckMessage
 from django.db import router
 
 from . import payload, registry, results
-from .compat import BaseTaskBackend, Task, TaskResult, TaskResultDoesNotExist, task_backends, task_enqueued
-from .conf import MAX_QUEUE_NAME_LENGTH, MAX_TASK_PATH_LENGTH, Options, is_queue_name
+from .compat import BaseTaskBackend, Task, TaskResultDoesNotExist, task_backends, task_enqueued
+from .conf import MAX_JOB_KEY_LENGTH, MAX_QUEUE_NAME_LENGTH, MAX_TASK_PATH_LENGTH, Options, is_job_key, is_queue_name
 from .statements.claim import EarlierAttempt
 from .statements.enqueue import NewJob
 from .states import Status
-from .tasks import InvalidTaskOption
+from .tasks import InvalidTaskOption, JobResult
 from .tasks import Task as OurTask
 
 if TYPE_CHECKING:
@@ -77,34 +77,41 @@ class PgQueueBackend(BaseTaskBackend):
                 f"A task's path may have at most {MAX_TASK_PATH_LENGTH} characters: {task.module_path:.80}…"
             )
 
-    def enqueue(self, task: Task, args: Sequence[Any], kwargs: dict[str, Any]) -> TaskResult:
+    def enqueue(self, task: Task, args: Sequence[Any], kwargs: dict[str, Any]) -> JobResult:
         """
         Insert a job in the transaction that is open on this backend's database, and return its result.
 
-        See `Task.enqueue`. Sends ``task_enqueued``.
+        See `Task.enqueue`. Sends ``task_enqueued`` for a job that was made.
         """
         self.validate_task(task)
         job = self._new_job(task, *payload.encode_call(task.func, task.takes_context, args, kwargs))
-        job_id, created_at = self.jobs.enqueue(job)
-        result = results.of_new_job(task, self.alias, job_id, created_at, args, kwargs)
+        inserted = self.jobs.enqueue(job)
+        if not inserted.is_new:
+            return self._read_result(inserted.id, created=False)
+        result = results.of_new_job(task, self.alias, inserted.id, inserted.created_at, args, kwargs)
         task_enqueued.send(type(self), task_result=result)
         return result
 
-    def enqueue_many(self, task: Task, calls: Iterable[Any]) -> list[int]:
+    def enqueue_many(self, task: Task, calls: Iterable[Any], job_keys: Iterable[str | None] | None = None) -> list[int]:
         """See `Task.enqueue_many`."""
         self.validate_task(task)
         encoded = [self._encode(task, call, place) for place, call in enumerate(calls)]
-        return self.jobs.enqueue_many(self._new_job(task, "[]", "{}"), encoded) if encoded else []
+        if not encoded:
+            return []
+        keys = self._keys(task, job_keys, len(encoded))
+        return self.jobs.enqueue_many(self._new_job(task, "[]", "{}"), encoded, keys)
 
-    def get_result(self, result_id: str) -> TaskResult:
+    def get_result(self, result_id: str) -> JobResult:
         """Return the result of the job *result_id* as it stands now; raises ``TaskResultDoesNotExist``."""
+        return self._read_result(_job_id(result_id))
+
+    def _read_result(self, job_id: int, *, created: bool = True) -> JobResult:
         from .models import Job, JobAttempt
 
-        job_id = _job_id(result_id)
         try:
             job = Job.objects.using(self.database).get(pk=job_id, backend=self.alias)
         except Job.DoesNotExist:
-            raise TaskResultDoesNotExist(result_id) from None
+            raise TaskResultDoesNotExist(str(job_id)) from None
         # The job may have gone on since: only the attempts before the version that was read belong to it, and
         # that version's own if it was not running then.
         version = job.claim_version - (job.status in (Status.RUNNING, Status.DONE))
@@ -112,7 +119,8 @@ class PgQueueBackend(BaseTaskBackend):
             job_id=job_id, counted=True, claim_version__lte=version
         )
         rows = earlier.order_by("claim_version").values_list("worker", "error_class", "traceback")
-        return results.of_row(job, [EarlierAttempt(*row) for row in rows] if job.attempts else [])
+        attempts = [EarlierAttempt(*row) for row in rows] if job.attempts else []
+        return results.of_row(job, attempts, created=created)
 
     def check(self, **kwargs: Any) -> list[CheckMessage]:
         from . import checks
@@ -130,7 +138,22 @@ class PgQueueBackend(BaseTaskBackend):
             priority=task.priority,
             max_attempts=getattr(task, "max_attempts", None) or self.settings.max_attempts,
             run_after=task.run_after,
+            job_key=getattr(task, "job_key", None),
         )
+
+    def _keys(self, task: Task, job_keys: Iterable[str | None] | None, count: int) -> list[str | None]:
+        """Return the key of each call; raises ``ValueError`` for keys that cannot be."""
+        if job_keys is None:
+            if getattr(task, "job_key", None) is not None:
+                raise ValueError("One job_key for many jobs would make one job: pass job_keys, one for each call.")
+            return [None] * count
+        keys = list(job_keys)
+        if len(keys) != count:
+            raise ValueError(f"There are {count} calls and {len(keys)} job_keys.")
+        for place, key in enumerate(keys):
+            if key is not None and not is_job_key(key):
+                raise ValueError(f"Key {place} must be text of 1 to {MAX_JOB_KEY_LENGTH} characters, not {key!r:.80}.")
+        return keys
 
     def _encode(self, task: Task, call: Any, place: int) -> tuple[str, str]:
         args: Sequence[Any] = ()

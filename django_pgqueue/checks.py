@@ -103,9 +103,9 @@ def _is_stricter_than_read_committed(connection: Any) -> bool:
     options = connection.settings_dict.get("OPTIONS", {})
     level = options.get("isolation_level")
     if level is not None:
-        # psycopg counts READ_UNCOMMITTED 1, READ_COMMITTED 2, REPEATABLE_READ 3, SERIALIZABLE 4.
-        return int(level) > 2
-    startup = str(options.get("options", "")).replace("\\ ", " ").lower()
+        # psycopg counts READ_UNCOMMITTED 1, READ_COMMITTED 2, REPEATABLE_READ 3, SERIALIZABLE 4. Django refuses others.
+        return isinstance(level, int) and level > 2
+    startup = str(options.get("options", "")).replace("-", "_").lower()
     return (
         "default_transaction_isolation=repeatable" in startup or "default_transaction_isolation=serializable" in startup
     )
@@ -126,7 +126,7 @@ def check_queues_are_not_shared(app_configs: Any = None, **kwargs: Any) -> Itera
             except ImproperlyConfigured:
                 continue
             if shared and same_database:
-                names = ", ".join(sorted(shared))
+                names = ", ".join(sorted(map(str, shared)))
                 yield Error(
                     f"TASKS[{other.alias!r}] and TASKS[{backend.alias!r}] share queues on one database: {names}.",
                     hint="Give each backend queues of its own in QUEUES, or another database.",

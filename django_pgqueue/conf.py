@@ -19,6 +19,7 @@ from .outcomes import storable_text
 
 MAX_QUEUE_NAME_LENGTH = 128
 MAX_TASK_PATH_LENGTH = 512
+MAX_JOB_KEY_LENGTH = 255
 MAX_ATTEMPTS_LIMIT = 2**31 - 2
 
 
@@ -67,7 +68,7 @@ def problems(options: Mapping[str, Any]) -> list[str]:
 
 def _problem(name: str, value: Any) -> str | None:
     match name:
-        case "DATABASE" if value is not None and not isinstance(value, str):
+        case "DATABASE" if value is not None and (not isinstance(value, str) or not value):
             return f"'DATABASE' must be an alias of DATABASES, not {value!r}."
         case "MAX_ATTEMPTS" if not is_attempt_count(value):
             return f"'MAX_ATTEMPTS' must be a whole number of at least 1, not {value!r}."
@@ -77,18 +78,19 @@ def _problem(name: str, value: Any) -> str | None:
             return f"'LEASE_SECONDS' must be a number from 1 to 86400, not {value!r}."
         case "POLL_SECONDS" if not _is_number(value) or not 0.01 <= value <= 3_600:
             return f"'POLL_SECONDS' must be a number from 0.01 to 3600, not {value!r}."
-        case "RETENTION_SECONDS" if value is not None and (not _is_number(value) or value < 0):
-            return f"'RETENTION_SECONDS' must be a number of at least 0, or None to keep jobs, not {value!r}."
+        case "RETENTION_SECONDS" if value is not None and not (_is_number(value) and 0 <= value <= 3_000_000_000):
+            return f"'RETENTION_SECONDS' must be a number from 0 to 3000000000, or None to keep jobs, not {value!r}."
     return None
 
 
 def _backoff_problem(value: Any) -> str | None:
+    rule = value
     if isinstance(value, str):
         try:
-            value = import_string(value)
-        except ImportError as error:
+            rule = import_string(value)
+        except Exception as error:  # the module may raise whatever it likes
             return f"'BACKOFF' names {value!r}, which cannot be imported: {error}."
-    if value is not None and not is_backoff(value):
+    if rule is not None and not is_backoff(rule):
         return f"'BACKOFF' must be seconds, a timedelta, a callable that is not async, or its path, not {value!r}."
     return None
 
@@ -101,6 +103,11 @@ def is_attempt_count(value: object) -> bool:
 def is_queue_name(value: object) -> bool:
     """Whether *value* can be a queue's name: text of 1 to MAX_QUEUE_NAME_LENGTH characters that can be stored."""
     return isinstance(value, str) and 1 <= len(value) <= MAX_QUEUE_NAME_LENGTH and storable_text(value) == value
+
+
+def is_job_key(value: object) -> bool:
+    """Whether *value* can be a job's key: text of 1 to MAX_JOB_KEY_LENGTH characters that can be stored."""
+    return isinstance(value, str) and 1 <= len(value) <= MAX_JOB_KEY_LENGTH and storable_text(value) == value
 
 
 def _is_number(value: object) -> bool:

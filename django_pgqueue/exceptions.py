@@ -3,6 +3,7 @@ Everything that this package raises or records under a name of its own.
 
     PgQueueError
     ├── JobBusy           a person's action met a row that someone else holds
+    ├── JobKeyHeld        a dead letter cannot be requeued: a live job has its key
     ├── WorkerCrashed     recorded: the process that ran the attempt died
     ├── ClaimExpired      recorded: the lease ran out and nobody renewed it
     ├── Interrupted       recorded: the worker stopped before the task had finished
@@ -24,6 +25,10 @@ class PgQueueError(Exception):
 
 class JobBusy(PgQueueError):
     """Another transaction holds the job's row at this moment. Nothing was changed; try again."""
+
+
+class JobKeyHeld(PgQueueError):
+    """The job cannot be requeued: a live job of the same task has its key."""
 
 
 class WorkerCrashed(PgQueueError):

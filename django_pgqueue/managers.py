@@ -4,6 +4,7 @@ The verbs of jobs, each one call, on any database alias and in the caller's tran
     enqueue, enqueue_many       insert
     claim, settle               begin and end the right to run a job
     renew, recover              keep claims alive, take back dead ones
+    hold, unhold, cancel,
     requeue, prune              set-wise, on any queryset
 
 The worker runs the same statements on a connection of its own; these calls serve tests, tools and the admin.
@@ -15,52 +16,65 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from django.db import connections, models, router, transaction
-from django.db.utils import OperationalError
+from django.db.utils import IntegrityError, OperationalError
 
 from . import backoff
-from .exceptions import ClaimExpired, JobBusy
+from .exceptions import ClaimExpired, JobBusy, JobKeyHeld
 from .outcomes import Claim, Outcome, Released, class_path_of
 from .statements import claim as claiming
 from .statements import enqueue as enqueueing
-from .statements import leases, upkeep
+from .statements import leases, people, upkeep
 from .statements.database import ERRORS, PLANNER_SETTINGS_SQL, execute, is_lock_conflict, is_refusal
 from .statements.settle import Settlement, settle, settle_carefully
-from .states import REQUEUABLE, AttemptOutcome, Status
+from .states import AttemptOutcome, Status
 
 BATCH_ROWS = 1_000  # rows of one transaction of a set-wise verb
 EXPIRED_TEXT = "The lease ran out: the worker was killed, stalled, or cut off from the database."
 
 
-class Requeued(NamedTuple):
-    """How many jobs a requeue put back, met locked, and met no longer failed or cancelled."""
+class Changed(NamedTuple):
+    """
+    What a verb did to many jobs: how many it changed, met locked, and met in a status that it does not take.
 
-    requeued: int
+    *key_held* counts the jobs left out of a requeue because a live job has their key.
+    """
+
+    changed: int
     busy: int
     skipped: int
+    key_held: int = 0
+
+
+EachBatch = Callable[[set[int]], object]
 
 
 class JobQuerySet(models.QuerySet):
-    def requeue(self, each_batch: Callable[[set[int]], object] | None = None) -> Requeued:
+    """
+    The verbs that take many jobs work in batches, each in a transaction of its own unless the caller holds
+    one, and wait for nobody: rows that another transaction holds are counted as busy. A batch takes the
+    ids that the queryset finds when it begins. *each_batch* is called with the ids that a batch has
+    changed, inside its transaction, so that what it writes is committed with them.
+    """
+
+    def hold(self, each_batch: EachBatch | None = None) -> Changed:
+        """Set the pending jobs of this queryset aside: they do not run until `unhold`."""
+        return self._change(people.HOLD, each_batch)
+
+    def unhold(self, each_batch: EachBatch | None = None) -> Changed:
+        """Put the held jobs of this queryset back, to run when they are due."""
+        return self._change(people.UNHOLD, each_batch)
+
+    def cancel(self, each_batch: EachBatch | None = None) -> Changed:
+        """End the pending and held jobs of this queryset without running them; running ones are skipped."""
+        return self._change(people.CANCEL, each_batch)
+
+    def requeue(self, each_batch: EachBatch | None = None) -> Changed:
         """
         Give the failed and cancelled jobs of this queryset fresh attempts, available now.
 
-        Works in batches, each in a transaction of its own unless the caller holds one, and waits for
-        nobody: rows that another transaction holds are counted as busy. Rows enter by the ids that the
-        queryset finds at the start of each batch. *each_batch* is called with the ids that a batch has
-        requeued, inside its transaction, so that what it writes is committed with them.
+        A job whose key a live job holds is left out, and so are all but the first of several with one key.
         """
-        using = self._write_alias
-        requeued = busy = total = 0
-        for ids in self.using(using)._batches_of_ids(Status.values):
-            total += len(ids)
-            with transaction.atomic(using=using, savepoint=False):
-                done = upkeep.requeue(connections[using], ids)
-                remaining = [job_id for job_id in ids if job_id not in done]
-                busy += upkeep.count_requeuable(connections[using], remaining) if remaining else 0
-                if each_batch is not None and done:
-                    each_batch(done)
-            requeued += len(done)
-        return Requeued(requeued, busy, total - requeued - busy)
+        return self._change(people.REQUEUE, each_batch)
 
     def prune(self, older_than_seconds: float) -> int:
         """
@@ -80,6 +94,23 @@ class JobQuerySet(models.QuerySet):
             with transaction.atomic(using=using, savepoint=False):
                 deleted += upkeep.delete_done(connections[using], ids)
         return deleted
+
+    def _change(self, verb: people.Verb, each_batch: EachBatch | None) -> Changed:
+        using = self._write_alias
+        connection = connections[using]
+        changed = busy = key_held = total = 0
+        for ids in self.using(using)._batches_of_ids(Status.values):
+            total += len(ids)
+            with transaction.atomic(using=using, savepoint=False):
+                done = _change_some(verb, using, ids)
+                if left := [job_id for job_id in ids if job_id not in done]:
+                    more_busy, more_held = people.left_out(connection, left, verb.takes)
+                    busy += more_busy
+                    key_held += more_held
+                if each_batch is not None and done:
+                    each_batch(done)
+            changed += len(done)
+        return Changed(changed, busy, total - changed - busy - key_held, key_held)
 
     @property
     def _write_alias(self) -> str:
@@ -106,13 +137,34 @@ class JobManager(models.Manager.from_queryset(JobQuerySet)):  # type: ignore[mis
     """
 
     def enqueue(self, job: enqueueing.NewJob) -> enqueueing.Inserted:
-        """Insert *job* as pending, in the caller's transaction. Tasks call this through their backend."""
+        """
+        Insert *job* as pending, in the caller's transaction. Tasks call this through their backend.
+
+        If it has a key that a live job of its task holds, insert nothing and return that one; wait for a
+        transaction that is about to take the key. Above Read Committed that may raise
+        ``OperationalError`` (40001).
+        """
         return enqueueing.insert_job(self._connection, job)
 
-    def enqueue_many(self, template: enqueueing.NewJob, calls: Sequence[tuple[str, str]]) -> list[int]:
-        """Insert a pending job like *template* for each (args, kwargs) of *calls*, all or none; return their ids."""
+    def enqueue_many(
+        self,
+        template: enqueueing.NewJob,
+        calls: Sequence[tuple[str, str]],
+        job_keys: Sequence[str | None] | None = None,
+    ) -> list[int]:
+        """
+        Insert a pending job like *template* for each (args, kwargs) of *calls*, all or none; return their ids.
+
+        *job_keys* gives each call its key or ``None``. For a key that is held, or that an earlier call
+        has, the id is that of the job which holds it.
+        """
+        keys = job_keys or [None] * len(calls)
         with transaction.atomic(using=self._alias, savepoint=False):
-            return enqueueing.insert_jobs(self._connection, template, calls)
+            keyed = {key: call for key, call in zip(reversed(keys), reversed(calls), strict=True) if key is not None}
+            held = enqueueing.insert_jobs_with_keys(self._connection, template, keyed) if keyed else {}
+            plain = [call for key, call in zip(keys, calls, strict=True) if key is None]
+            ids = iter(enqueueing.insert_jobs(self._connection, template, plain))
+            return [next(ids) if key is None else held[key] for key in keys]
 
     def claim(
         self, owner: str, limit: int = 1, *, queue_names: Sequence[str] | None = None, lease_seconds: float = 60
@@ -170,17 +222,26 @@ class JobManager(models.Manager.from_queryset(JobQuerySet)):  # type: ignore[mis
             jobs = leases.lock_expired(self._connection, limit)
             return recover_lost(self._connection, jobs)
 
-    def requeue_one(self, job_id: int) -> bool:
-        """See `Job.requeue`."""
+    def change_one(self, verb: people.Verb, job_id: int) -> bool:
+        """
+        Do *verb* to one exact job; False if its status is not one that the verb takes.
+
+        Raises `JobBusy` at once when another transaction holds the row, and `JobKeyHeld` when a live job
+        has the key of a job to be requeued. The caller's transaction stays usable.
+        """
         try:
             with self._atomic():
-                if upkeep.lock_one(self._connection, job_id) not in REQUEUABLE:
+                if people.lock_one(self._connection, job_id) not in verb.takes:
                     return False
-                return job_id in upkeep.requeue(self._connection, [job_id])
+                if job_id in verb.change(self._connection, [job_id]):
+                    return True
         except OperationalError as error:
             if is_lock_conflict(error):
                 raise JobBusy(f"Job {job_id} is held by another transaction at this moment. Try again.") from error
             raise
+        except IntegrityError:
+            pass  # the key was taken meanwhile
+        raise JobKeyHeld(f"Job {job_id} cannot be requeued while another job has its key.")
 
     @property
     def _alias(self) -> str:
@@ -193,6 +254,18 @@ class JobManager(models.Manager.from_queryset(JobQuerySet)):  # type: ignore[mis
     @property
     def _atomic(self) -> Callable[[], AbstractContextManager[Any]]:
         return partial(transaction.atomic, using=self._alias)
+
+
+def _change_some(verb: people.Verb, using: str, ids: Sequence[int]) -> set[int]:
+    """Do *verb* to the jobs with *ids*; when a key of one is taken meanwhile, find it by halving and leave it out."""
+    try:
+        with transaction.atomic(using=using):
+            return verb.change(connections[using], ids)
+    except IntegrityError:
+        if len(ids) == 1:
+            return set()
+    half = len(ids) // 2
+    return _change_some(verb, using, ids[:half]) | _change_some(verb, using, ids[half:])
 
 
 def recover_lost(connection: Any, jobs: Sequence[leases.Running]) -> list[leases.Recovered]:

@@ -10,9 +10,10 @@ from django.db import models
 from django.db.models import F, Q
 from django.utils.translation import gettext_lazy as _
 
-from .conf import MAX_QUEUE_NAME_LENGTH, MAX_TASK_PATH_LENGTH
+from .conf import MAX_JOB_KEY_LENGTH, MAX_QUEUE_NAME_LENGTH, MAX_TASK_PATH_LENGTH
 from .functions import ClockTimestamp
 from .managers import JobManager
+from .statements import people
 from .states import FINISHED, LIVE, AttemptOutcome, Status
 
 
@@ -45,6 +46,9 @@ class Job(models.Model):
         validators=[MinValueValidator(1)],
         help_text=_("When these are used up, the job is failed."),
     )
+    snoozes = models.IntegerField(
+        _("snoozes"), db_default=0, help_text=_("How often the task asked to be run later without an attempt.")
+    )
     claim_version = models.BigIntegerField(
         _("claim version"),
         default=0,
@@ -58,7 +62,7 @@ class Job(models.Model):
         blank=True,
         help_text=_("Unless the worker renews its claim until then, the job goes back."),
     )
-    job_key = models.CharField(_("job key"), max_length=255, null=True, blank=True)  # noqa: DJ001 (most have none)
+    job_key = models.CharField(_("job key"), max_length=MAX_JOB_KEY_LENGTH, null=True, blank=True)  # noqa: DJ001 (most have none)
     last_error = models.TextField(_("last error"), null=True, blank=True)  # noqa: DJ001 (no error yet)
     return_value = models.JSONField(_("return value"), null=True, blank=True)
     started_at = models.DateTimeField(
@@ -128,13 +132,30 @@ class Job(models.Model):
     def is_dead_letter(self) -> bool:
         return self.status == Status.FAILED
 
+    def hold(self) -> bool:
+        """Set this pending job aside, so that it does not run until `unhold`. See `requeue`."""
+        return self._change(people.HOLD)
+
+    def unhold(self) -> bool:
+        """Put this held job back. See `requeue`."""
+        return self._change(people.UNHOLD)
+
+    def cancel(self) -> bool:
+        """End this pending or held job without running it. See `requeue`."""
+        return self._change(people.CANCEL)
+
     def requeue(self) -> bool:
         """
         Give this failed or cancelled job fresh attempts, available now; False if it is neither any more.
 
-        Raises `JobBusy` at once when another transaction holds the row; the caller's own stays usable.
+        Raises `JobBusy` at once when another transaction holds the row, and `JobKeyHeld` when a live job
+        has its key; the caller's own transaction stays usable. The object itself is not refreshed.
         """
-        return type(self).objects.db_manager(self._state.db).requeue_one(self.pk)
+        return self._change(people.REQUEUE)
+
+    def _change(self, verb: people.Verb) -> bool:
+        # Not using(), which returns a queryset: this verb is the manager's.
+        return type(self).objects.db_manager(self._state.db).change_one(verb, self.pk)
 
 
 class JobAttempt(models.Model):

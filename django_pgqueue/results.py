@@ -21,7 +21,7 @@ from .conf import uses_time_zones
 from .outcomes import ErrorRecord
 from .statements.claim import ClaimedJob, EarlierAttempt
 from .states import RESULT_STATUS, Status
-from .tasks import rerouted
+from .tasks import JobResult, rerouted
 
 if TYPE_CHECKING:
     from .models import Job
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
 def of_new_job(
     task: DjangoTask, backend: str, job_id: int, created_at: datetime, args: Sequence[Any], kwargs: dict[str, Any]
-) -> TaskResult:
+) -> JobResult:
     """Return the result of a job just enqueued."""
-    return TaskResult(
+    return JobResult(
         task=task,
         id=str(job_id),
         status=TaskResultStatus.READY,
@@ -47,14 +47,18 @@ def of_new_job(
     )
 
 
-def of_row(job: "Job", earlier: Sequence[EarlierAttempt]) -> TaskResult:
-    """Return the result of *job* as it stands; *earlier* are all its counted failed attempts, oldest first."""
+def of_row(job: "Job", earlier: Sequence[EarlierAttempt], *, created: bool = True) -> JobResult:
+    """
+    Return the result of *job* as it stands; *earlier* are all its counted failed attempts, oldest first.
+
+    *created* is False for an enqueue that found this job instead of making one.
+    """
     status = Status(job.status)
     # The attempt that runs, or that succeeded, has no row of its own.
     unrecorded = [job.claimed_by or ""] if status in (Status.RUNNING, Status.DONE) and job.attempts else []
     recent = _most_recent(earlier, job.attempts - len(unrecorded))
     args, kwargs = _readable_call(job)
-    result: TaskResult = TaskResult(
+    result = JobResult(
         task=rerouted(
             _task_at(job.task_path),
             backend=job.backend,
@@ -73,6 +77,7 @@ def of_row(job: "Job", earlier: Sequence[EarlierAttempt]) -> TaskResult:
         backend=job.backend,
         errors=_errors(recent),
         worker_ids=[attempt.worker for attempt in recent] + unrecorded,
+        created=created,
     )
     if status == Status.DONE:
         object.__setattr__(result, "_return_value", job.return_value)  # no constructor argument sets it
@@ -81,10 +86,10 @@ def of_row(job: "Job", earlier: Sequence[EarlierAttempt]) -> TaskResult:
 
 def of_claim(
     job: ClaimedJob, task: DjangoTask, args: list[Any], kwargs: dict[str, Any], earlier: Sequence[EarlierAttempt]
-) -> TaskResult:
+) -> JobResult:
     """Return the result that one attempt of a claimed *job* carries, from its start to its end."""
     recent = _most_recent(earlier, job.attempts - 1)
-    return TaskResult(
+    return JobResult(
         task=rerouted(task, backend=job.backend, priority=job.priority, queue_name=job.queue_name, run_after=None),
         id=str(job.id),
         status=TaskResultStatus.RUNNING,

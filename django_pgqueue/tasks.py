@@ -7,15 +7,22 @@ Django 6.0, whose decorator knows no further keywords.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Any, cast, overload
+from typing import Any, overload
 
 from . import payload
 from .backoff import Backoff, is_backoff
 from .compat import InvalidTask, TaskContext, TaskResult
 from .compat import Task as DjangoTask
-from .conf import MAX_QUEUE_NAME_LENGTH, MAX_TASK_PATH_LENGTH, is_attempt_count, is_queue_name
+from .conf import (
+    MAX_JOB_KEY_LENGTH,
+    MAX_QUEUE_NAME_LENGTH,
+    MAX_TASK_PATH_LENGTH,
+    is_attempt_count,
+    is_job_key,
+    is_queue_name,
+)
 
 DEFAULT = "default"
 
@@ -34,11 +41,14 @@ class Task(DjangoTask):
     for "do not retry". *timeout* is in whole seconds; it is checked and kept, not enforced yet.
 
     ``max_attempts`` is copied to the row at enqueue; ``backoff`` is read from the code that runs.
+
+    *job_key* is set by ``using()`` only. While a live job of the task has that key, enqueue makes no other.
     """
 
     max_attempts: int | None = None
     backoff: Backoff | None = None
     timeout: int | None = None
+    job_key: str | None = None
 
     def __post_init__(self) -> None:
         _check_settings(self)
@@ -47,6 +57,9 @@ class Task(DjangoTask):
     def enqueue(self, *args: Any, **kwargs: Any) -> TaskResult:
         """
         Insert a job that calls the task with these arguments, in the transaction that is open now.
+
+        With a ``job_key`` that a live job of this task holds, nothing is inserted and that job's result is
+        returned; its ``created`` is False. See `JobResult`.
 
         Raises ``TypeError`` or ``ValueError``, before any SQL, for arguments that do not fit the
         signature or cannot be stored as JSON; the message names the argument.
@@ -59,18 +72,22 @@ class Task(DjangoTask):
         backend = self._checking_backend(args, kwargs)
         return await backend.aenqueue(self, args, kwargs)
 
-    def enqueue_many(self, calls: Iterable[Sequence[Any] | dict[str, Any]]) -> list[int]:
+    def enqueue_many(
+        self, calls: Iterable[Sequence[Any] | dict[str, Any]], *, job_keys: Iterable[str | None] | None = None
+    ) -> list[int]:
         """
         Insert one job for each of *calls* and return their ids, in the same order.
 
-        A call is a list or tuple of positional arguments, or a dictionary of keyword arguments. All
-        jobs are inserted or none. Like ``bulk_create()`` it sends no signals. Raises what `enqueue`
-        raises, naming the call, and ``NotImplementedError`` on a backend that is not PgQueueBackend.
+        A call is a list or tuple of positional arguments, or a dictionary of keyword arguments. *job_keys*
+        gives each its key, or ``None``. Where a live job holds the key, and where it was given before in
+        the same call, that job's id is returned instead. All jobs are inserted or none. Like
+        ``bulk_create()`` it sends no signals. Raises what `enqueue` raises, naming the call, and
+        ``NotImplementedError`` on a backend that is not PgQueueBackend.
         """
         backend = self.get_backend()
         if not hasattr(backend, "enqueue_many"):
             raise NotImplementedError(f"{type(backend).__name__} cannot enqueue many jobs at once.")
-        return backend.enqueue_many(self, calls)
+        return backend.enqueue_many(self, calls, job_keys)
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
         return super().call(*self._with_our_context(args), **kwargs)
@@ -85,10 +102,17 @@ class Task(DjangoTask):
         queue_name: str | None = None,
         run_after: datetime | None = None,
         backend: str | None = None,
+        job_key: str | None = None,
     ) -> "Task":
-        """Return the task with other routing: Django's four settings, each checked now."""
-        task = super().using(priority=priority, queue_name=queue_name, run_after=run_after, backend=backend)
-        return cast(Task, task)
+        """Return the task with other routing: Django's four settings and ``job_key``, each checked now."""
+        given: dict[str, Any] = {
+            "priority": priority,
+            "queue_name": queue_name,
+            "run_after": run_after,
+            "backend": backend,
+            "job_key": job_key,
+        }
+        return replace(self, **{name: value for name, value in given.items() if value is not None})
 
     def _checking_backend(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         backend = self.get_backend()
@@ -100,6 +124,13 @@ class Task(DjangoTask):
         if self.takes_context and args and isinstance(args[0], TaskContext) and not isinstance(args[0], Context):
             return (Context(task_result=args[0].task_result), *args[1:])
         return args
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobResult(TaskResult):  # type: ignore[misc]  # frozen, too, which the stubs do not say
+    """A TaskResult of this backend. *created* is False when enqueue found a live job with the same key."""
+
+    created: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,6 +237,10 @@ def _check_settings(task: Task) -> None:
     if task.backoff is not None and not is_backoff(task.backoff):
         raise InvalidTaskOption(
             f"{name}: backoff must be seconds, a timedelta or a callable that is not async, not {task.backoff!r}."
+        )
+    if task.job_key is not None and not is_job_key(task.job_key):
+        raise InvalidTaskOption(
+            f"{name}: job_key must be text of 1 to {MAX_JOB_KEY_LENGTH} characters, not {task.job_key!r:.80}."
         )
     if task.timeout is not None and not is_attempt_count(task.timeout):
         raise InvalidTaskOption(f"{name}: timeout must be whole seconds, at least 1, not {task.timeout!r}.")

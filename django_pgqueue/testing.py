@@ -76,7 +76,7 @@ def _call_in_savepoint(task: Task, args: tuple[Any, ...], kwargs: dict[str, Any]
         for connection in held:
             savepoint = transaction.atomic(using=connection.alias)
             # Where TestCase holds the transaction, a task may ask for the outermost block, as in a worker.
-            savepoint._from_testcase = connection.atomic_blocks[-1]._from_testcase
+            savepoint._from_testcase = connection.atomic_blocks[-1]._from_testcase  # type: ignore[attr-defined]
             savepoints.enter_context(savepoint)
         try:
             value = task.call(*args, **kwargs)

@@ -408,8 +408,17 @@ def hostile_error(method, answer):
     return type("Hostile", (Exception,), {method: ask, "__module__": __name__})()
 
 
+def in_a_circle():
+    error = ValueError("one")
+    error.__cause__ = KeyError("other")
+    error.__cause__.__cause__ = error
+    return error
+
+
 ERRORS = {
     "plain": ValueError("plain"),
+    "caused in a circle": in_a_circle(),
+    "no module": type("NoModule", (Exception,), {"__module__": None})("no module"),
     "extra arguments": Wordy(1, "here"),
     "holds a lock": Locked(),
     "NUL": ValueError("a\x00b"),

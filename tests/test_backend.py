@@ -539,6 +539,15 @@ def test_the_package_can_be_imported_without_settings_and_before_apps_are_ready(
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_a_django_without_the_framework_is_told_what_to_install():
+    done = run_python(
+        "import sys; sys.modules['django.tasks'] = sys.modules['django_tasks'] = None\nimport django_pgqueue\n"
+    )
+
+    assert done.returncode == 1
+    assert "Install its backport: pip install 'django-pgqueue-jobs[django52]'" in done.stderr
+
+
 def test_tasks_can_be_defined_while_apps_are_loading(tmp_path):
     (tmp_path / "early").mkdir()
     (tmp_path / "early" / "__init__.py").write_text(

@@ -12,7 +12,7 @@ from django_pgqueue.models import Job, JobAttempt
 from django_pgqueue.outcomes import Claim, ErrorRecord, Failed, Released, Retried, Succeeded
 from django_pgqueue.statements import claim as claiming
 from django_pgqueue.statements import enqueue as enqueueing
-from django_pgqueue.statements import leases, upkeep
+from django_pgqueue.statements import leases, people, upkeep
 from django_pgqueue.statements.database import CHANNEL
 from django_pgqueue.statements.settle import settle
 from django_pgqueue.states import AttemptOutcome
@@ -128,7 +128,7 @@ def test_all_verbs_at_once_never_deadlock_and_lose_no_job():
     def requeue(connection, turn):
         ids = [job_id for (job_id,) in sql(connection, "SELECT id FROM django_pgqueue_job WHERE status = 'failed'")]
         random.Random(turn).shuffle(ids)
-        upkeep.requeue(connection, ids)
+        people.requeue(connection, ids)
 
     def prune(connection, turn):
         pruned.append(upkeep.prune(connection, 0, 0.0, 100).deleted)
@@ -310,7 +310,7 @@ def test_claims_renewals_endings_and_recoveries_wake_nobody():
         requeued = Job.objects.filter(status="done").requeue()
 
         assert heard() == []
-    assert (len(settlement.settled), len(recovered), deleted, len(lost), requeued) == (4, 1, 2, 2, (0, 0, 0))
+    assert (len(settlement.settled), len(recovered), deleted, len(lost), requeued) == (4, 1, 2, 2, (0, 0, 0, 0))
 
 
 def test_what_becomes_available_again_wakes_each_queue_once():

@@ -18,7 +18,18 @@ from django_pgqueue.testing import run_jobs
 
 from .app import tasks
 from .app.models import Mark
-from .helpers import PATIENCE_SECONDS, backend, database_alias, enqueue, here, make_due, row, second_connection, sql
+from .helpers import (
+    PATIENCE_SECONDS,
+    InThread,
+    backend,
+    database_alias,
+    enqueue,
+    here,
+    make_due,
+    row,
+    second_connection,
+    sql,
+)
 
 HOUR = timedelta(hours=1)
 
@@ -116,6 +127,17 @@ def test_awaiting_an_enqueue_stays_in_the_transaction():
         raise Change
 
     assert Job.objects.count() == 0
+
+
+@committing
+def test_each_thread_enqueues_in_its_own_transaction():
+    """R01"""
+    with transaction.atomic():
+        place_order(1)
+        elsewhere = InThread(lambda: place_order(2)).result()
+        transaction.set_rollback(True)
+
+    assert list(Job.objects.values_list("id", "args")) == [(int(elsewhere.id), [2])]
 
 
 def test_enqueueing_needs_no_hook_at_commit(db):

@@ -13,7 +13,7 @@ import psycopg
 import pytest
 
 from django_pgqueue.statements import claim as claiming
-from django_pgqueue.statements import leases, upkeep
+from django_pgqueue.statements import leases, people, upkeep
 from django_pgqueue.statements import settle as settling
 from django_pgqueue.statements.database import CHANNEL
 from tests.helpers import sql, worker_session
@@ -21,6 +21,7 @@ from tests.helpers import sql, worker_session
 pytestmark = pytest.mark.django_db
 
 PENDING, RUNNING, PRIMARY_KEY = "pgqueue_job_pending", "pgqueue_job_running", "django_pgqueue_job_pkey"
+JOB_KEY = "pgqueue_job_key"
 ATTEMPTS = "pgqueue_attempt_claim"
 JOINS = {"Nested Loop", "Hash Join", "Merge Join"}
 SORTS = {"Sort", "Incremental Sort"}
@@ -292,7 +293,7 @@ def test_a_claim_reads_each_band_off_the_pending_index_without_sorting(table, li
         "owner": "host:1:a/1",
         "lease_seconds": 60,
     }
-    check(table, claiming.CLAIM_SQL, parameters, job=[PENDING, PRIMARY_KEY], buffers=40 + 16 * limit, join=True)
+    check(table, claiming.CLAIM_SQL, parameters, job=[PENDING, PRIMARY_KEY], buffers=40 + 24 * limit, join=True)
     for plan in table.plans(claiming.CLAIM_SQL, parameters):
         [band] = [node for node in plan.nodes if node.get("Index Name") == PENDING]
         for column in ("queue_name", "priority", "available_at"):
@@ -307,7 +308,7 @@ def test_the_past_of_retried_jobs_is_read_by_its_key(table):
     """R23, R33."""
     for count in (1, 50, 500):
         parameters = {"ids": table.ids("running", count)}
-        check(table, claiming.EARLIER_SQL, parameters, job=[], attempts=[ATTEMPTS], buffers=20 + 6 * count)
+        check(table, claiming.EARLIER_SQL, parameters, job=[], attempts=[ATTEMPTS], buffers=20 + 8 * count)
 
 
 # ---- settling
@@ -362,7 +363,7 @@ def test_what_was_not_written_is_looked_up_by_the_primary_key(table, count):
     """R14."""
     parameters = {"ids": table.ids("done", count)}
     for statement in (settling.MISSING_SQL, settling.LOCK_SQL):
-        check(table, statement, parameters, job=[PRIMARY_KEY], buffers=20 + 6 * count)
+        check(table, statement, parameters, job=[PRIMARY_KEY], buffers=20 + 8 * count)
 
 
 # ---- leases
@@ -372,8 +373,8 @@ def test_what_was_not_written_is_looked_up_by_the_primary_key(table, count):
 def test_a_renewal_finds_its_rows_by_the_primary_key(table, count):
     """R18, B135."""
     values = {**values_for(table, count), "lease_seconds": 60.0}
-    check(table, leases.RENEW_SQL, used_by(leases.RENEW_SQL, values), job=[PRIMARY_KEY], buffers=40 + 20 * count)
-    check(table, leases.STANDING_SQL, used_by(leases.STANDING_SQL, values), job=[PRIMARY_KEY], buffers=20 + 6 * count)
+    check(table, leases.RENEW_SQL, used_by(leases.RENEW_SQL, values), job=[PRIMARY_KEY], buffers=40 + 28 * count)
+    check(table, leases.STANDING_SQL, used_by(leases.STANDING_SQL, values), job=[PRIMARY_KEY], buffers=20 + 8 * count)
 
 
 def test_expired_leases_are_read_off_the_index_of_running_jobs(table):
@@ -405,9 +406,10 @@ def test_a_recovery_finds_its_rows_by_the_primary_key_without_a_join(table, coun
 def test_a_requeue_finds_its_rows_by_the_primary_key(table, count):
     """R24, R33."""
     parameters = {"ids": table.ids("failed", count), "channel": CHANNEL}
-    check(table, upkeep.REQUEUE_SQL, parameters, job=[PRIMARY_KEY], buffers=40 + 30 * count)
-    check(table, upkeep.STILL_REQUEUABLE_SQL, {"ids": parameters["ids"]}, job=[PRIMARY_KEY], buffers=40 + 30 * count)
-    check(table, upkeep.LOCK_ONE_SQL, {"id": parameters["ids"][0]}, job=[PRIMARY_KEY], buffers=12)
+    check(table, people.REQUEUE_SQL, parameters, job=[PRIMARY_KEY, JOB_KEY], buffers=40 + 30 * count)
+    left = {"ids": parameters["ids"], "statuses": ["failed", "cancelled"]}
+    check(table, people.LEFT_OUT_SQL, left, job=[PRIMARY_KEY, JOB_KEY], buffers=40 + 30 * count)
+    check(table, people.LOCK_ONE_SQL, {"id": parameters["ids"][0]}, job=[PRIMARY_KEY], buffers=12)
 
 
 @pytest.mark.parametrize("limit", [10, 1000])
@@ -415,6 +417,6 @@ def test_pruning_walks_the_primary_key(table, limit):
     """R32, B130, B140."""
     for after in (0, 5_000):
         parameters = {"after": after, "older_than": 3600.0, "limit": limit}
-        check(table, upkeep.PRUNE_SQL, parameters, job=[PRIMARY_KEY], attempts=[ATTEMPTS], buffers=40 + 12 * limit)
+        check(table, upkeep.PRUNE_SQL, parameters, job=[PRIMARY_KEY], attempts=[ATTEMPTS], buffers=40 + 16 * limit)
     parameters = {"ids": table.ids("done", limit)}
-    check(table, upkeep.DELETE_DONE_SQL, parameters, job=[PRIMARY_KEY], attempts=[ATTEMPTS], buffers=40 + 12 * limit)
+    check(table, upkeep.DELETE_DONE_SQL, parameters, job=[PRIMARY_KEY], attempts=[ATTEMPTS], buffers=40 + 16 * limit)

@@ -283,6 +283,28 @@ def test_many_pruners_at_once_delete_every_job_once():
 
 
 @two_connections
+@pytest.mark.slow
+def test_a_large_table_is_pruned_in_steps_none_of_which_takes_long():
+    """R32, B140: under a statement_timeout that one delete for all of them would exceed."""
+    ids = done_jobs(300_000)
+    keep = enqueue()
+
+    with worker_session() as session:
+        deleted, after = 0, 0
+        while True:
+            with session.round() as connection:
+                connection.execute("SET LOCAL statement_timeout = '2s'")
+                pruned = upkeep.prune(connection, after, WEEK, 1_000)
+            deleted += pruned.deleted
+            if pruned.finished:
+                break
+            after = pruned.last_id
+
+    assert deleted == len(ids)
+    assert left() == [keep]
+
+
+@two_connections
 @pytest.mark.parametrize("how", ["walk", "ids"])
 def test_a_job_that_comes_back_to_life_meanwhile_is_not_deleted(how):
     """R32: status and age are checked again under the row's lock, not only in the snapshot."""

@@ -5,10 +5,10 @@ from django.db import OperationalError, transaction
 from django.utils import timezone
 
 from django_pgqueue.exceptions import JobBusy, PgQueueError
-from django_pgqueue.managers import BATCH_ROWS, Requeued
+from django_pgqueue.managers import BATCH_ROWS, Changed
 from django_pgqueue.models import Job, JobAttempt
 from django_pgqueue.outcomes import ErrorRecord, Failed, Retried, Succeeded
-from django_pgqueue.statements import upkeep
+from django_pgqueue.statements import people
 from tests.helpers import (
     InThread,
     actor,
@@ -53,7 +53,7 @@ def test_a_requeued_job_has_fresh_attempts_and_is_available_now():
 
     requeued = Job.objects.filter(pk=job_id).requeue()
 
-    assert requeued == Requeued(requeued=1, busy=0, skipped=0)
+    assert requeued == Changed(changed=1, busy=0, skipped=0)
     job = Job.objects.get(pk=job_id)
     assert (job.status, job.attempts, job.claim_version) == ("pending", 0, 2)
     assert (job.finished_at, job.return_value, job.lease_until) == (None, None, None)
@@ -77,7 +77,7 @@ def test_a_cancelled_job_is_requeued_and_every_other_one_is_skipped():
 
     requeued = Job.objects.all().requeue()
 
-    assert requeued == Requeued(requeued=2, busy=0, skipped=4)
+    assert requeued == Changed(changed=2, busy=0, skipped=4)
     assert row(cancelled, "status") == row(failed, "status") == ("pending",)
     assert list(Job.objects.filter(pk__in=[pending, held, running, done]).order_by("pk").values()) == untouched
 
@@ -95,8 +95,8 @@ def test_a_requeue_comes_after_what_has_waited_meanwhile():
 
 @pytest.mark.django_db
 def test_a_requeue_of_nothing_is_nothing():
-    assert Job.objects.none().requeue() == Requeued(0, 0, 0)
-    assert Job.objects.all().requeue() == Requeued(0, 0, 0)
+    assert Job.objects.none().requeue() == Changed(0, 0, 0)
+    assert Job.objects.all().requeue() == Changed(0, 0, 0)
 
 
 @pytest.mark.django_db
@@ -108,9 +108,9 @@ def test_any_queryset_of_jobs_can_be_requeued():
         Job.objects.settle([Failed(claim_of(claim_one()), ERROR)])
     assert JobAttempt.objects.filter(job=ids[0]).count() == 3
 
-    assert Job.objects.filter(failed_attempts__message="no", pk=ids[0]).requeue() == Requeued(1, 0, 0)
-    assert Job.objects.order_by("-pk")[:2].requeue() == Requeued(2, 0, 0)
-    assert Job.objects.filter(failed_attempts__outcome="error").order_by("?").distinct().requeue() == Requeued(3, 0, 3)
+    assert Job.objects.filter(failed_attempts__message="no", pk=ids[0]).requeue() == Changed(1, 0, 0)
+    assert Job.objects.order_by("-pk")[:2].requeue() == Changed(2, 0, 0)
+    assert Job.objects.filter(failed_attempts__outcome="error").order_by("?").distinct().requeue() == Changed(3, 0, 3)
     assert list(Job.objects.values_list("status", flat=True)) == ["pending"] * 6
 
 
@@ -120,7 +120,7 @@ def test_more_jobs_than_a_batch_are_all_requeued():
     count = BATCH_ROWS + 3
     dead_letters(count)
 
-    assert Job.objects.filter(status="failed").requeue() == Requeued(count, 0, 0)
+    assert Job.objects.filter(status="failed").requeue() == Changed(count, 0, 0)
     assert Job.objects.filter(status="pending", attempts=0).count() == count
 
 
@@ -148,7 +148,7 @@ def test_a_requeue_goes_with_its_caller_s_transaction():
     [job_id] = dead_letters(1)
 
     with transaction.atomic():
-        assert Job.objects.filter(pk=job_id).requeue().requeued == 1
+        assert Job.objects.filter(pk=job_id).requeue().changed == 1
         transaction.set_rollback(True)
 
     assert row(job_id, "status") == ("failed",)
@@ -165,7 +165,7 @@ def test_jobs_that_someone_holds_are_counted_as_busy_and_wait_for_nobody():
 
         requeued = Job.objects.all().requeue()
 
-    assert requeued == Requeued(requeued=3, busy=2, skipped=1)
+    assert requeued == Changed(changed=3, busy=2, skipped=1)
     assert [row(job_id, "status")[0] for job_id in ids] == ["pending", "failed", "failed", "pending", "pending"]
 
 
@@ -175,7 +175,7 @@ def test_a_job_requeued_and_claimed_by_others_meanwhile_is_not_requeued_again():
     first, second = dead_letters(2)
     with pausing() as pause, actor() as a:
         pause.stop(a)
-        requeuing = InThread(lambda: upkeep.requeue(a, [first, second]))
+        requeuing = InThread(lambda: people.requeue(a, [first, second]))
         pause.wait_for_arrival()
         Job.objects.filter(pk=first).requeue()
         claim_one()
@@ -193,8 +193,8 @@ def test_two_requeues_share_the_jobs_and_neither_waits():
     with actor() as a, actor() as b:
         for connection in (a, b):
             sql(connection, "BEGIN")
-        first = upkeep.requeue(a, ids[:6])
-        second = upkeep.requeue(b, ids[::-1])
+        first = people.requeue(a, ids[:6])
+        second = people.requeue(b, ids[::-1])
         for connection in (a, b):
             sql(connection, "COMMIT")
 

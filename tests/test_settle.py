@@ -212,6 +212,17 @@ def test_an_interruption_is_recorded_and_refunded(settle_somehow):
 
 
 @pytest.mark.django_db
+def test_a_job_that_retries_at_once_waits_behind_what_is_available():
+    """R25, B71: a poison job does not come back to the head of its queue."""
+    poison, *others = enqueue_jobs(21)
+    Job.objects.settle([Retried(claim_of(claim_one()), 0, ERROR)])
+
+    one_by_one = [claim_one().id for _ in range(21)]
+
+    assert one_by_one == [*others, poison]
+
+
+@pytest.mark.django_db
 def test_interruptions_are_refunded_only_so_often_then_count_and_then_fail_the_job():
     """R23, R25: a job that outlasts every grace period comes to an end, too."""
     job_id = enqueue(max_attempts=3)

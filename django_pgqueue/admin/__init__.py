@@ -212,10 +212,10 @@ class JobAdmin(ReadOnlyAdmin):
     @admin.action(permissions=["requeue"], description=_("Requeue selected %(verbose_name_plural)s"))
     def requeue(self, request: HttpRequest, queryset: JobQuerySet) -> None:
         done = queryset.requeue(partial(self._log_requeued, request))
-        if done.requeued or not (done.busy or done.skipped):
-            text = ngettext("%(count)d job was requeued.", "%(count)d jobs were requeued.", done.requeued)
-            level = messages.SUCCESS if done.requeued else messages.WARNING
-            self.message_user(request, text % {"count": done.requeued}, level)
+        if done.changed or not (done.busy or done.skipped):
+            text = ngettext("%(count)d job was requeued.", "%(count)d jobs were requeued.", done.changed)
+            level = messages.SUCCESS if done.changed else messages.WARNING
+            self.message_user(request, text % {"count": done.changed}, level)
         if done.busy:
             text = ngettext(
                 "%(count)d job is busy: another transaction holds it at this moment. Try again.",

@@ -103,6 +103,14 @@ class Migration(migrations.Migration):
                     ),
                 ),
                 (
+                    "snoozes",
+                    models.IntegerField(
+                        db_default=0,
+                        help_text="How often the task asked to be run later without an attempt.",
+                        verbose_name="snoozes",
+                    ),
+                ),
+                (
                     "claim_version",
                     models.BigIntegerField(
                         default=0,

@@ -1,49 +1,9 @@
-"""Requeue, prune, and the rows that show which workers are there."""
+"""Prune done jobs, and keep the rows that show which workers are there."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from .database import CHANNEL, Connection, fetch
-
-# Ids that are locked, or no longer failed or cancelled, are simply not returned.
-REQUEUE_SQL = """
-WITH locked AS MATERIALIZED (
-    SELECT id
-      FROM django_pgqueue_job
-     WHERE id = ANY(%(ids)s::bigint[])
-       AND status IN ('failed', 'cancelled')
-     ORDER BY id
-       FOR NO KEY UPDATE SKIP LOCKED
-), requeued AS (
-    UPDATE django_pgqueue_job
-       SET status = 'pending',
-           attempts = 0,
-           claim_version = claim_version + 1,
-           available_at = clock_timestamp(),
-           finished_at = NULL,
-           return_value = NULL
-     WHERE id = ANY(ARRAY(SELECT id FROM locked))
-    RETURNING id, queue_name
-), rung AS (
-    SELECT pg_notify(%(channel)s, queue_name) FROM requeued GROUP BY queue_name
-)
-SELECT id, (SELECT count(*) FROM rung) FROM requeued
-"""
-
-# For one exact job that a person chose: an answer at once (55P03) instead of a wait or a silent skip.
-LOCK_ONE_SQL = """
-SELECT status
-  FROM django_pgqueue_job
- WHERE id = %(id)s
-   FOR NO KEY UPDATE NOWAIT
-"""
-
-STILL_REQUEUABLE_SQL = """
-SELECT count(*)
-  FROM django_pgqueue_job
- WHERE id = ANY(%(ids)s::bigint[])
-   AND status IN ('failed', 'cancelled')
-"""
+from .database import Connection, fetch
 
 # Done jobs stand in the primary key only, so pruning walks it: old jobs have low ids. What the walk has seen
 # is asked again under each row's lock.
@@ -106,22 +66,6 @@ class Pruned(NamedTuple):
     deleted: int
     last_id: int | None  # walk on from here
     finished: bool  # nothing behind it can be old enough
-
-
-def requeue(connection: Connection, ids: Sequence[int]) -> set[int]:
-    """Give the failed and cancelled jobs among *ids* fresh attempts, available now; return their ids."""
-    return {row[0] for row in fetch(connection, REQUEUE_SQL, {"ids": list(ids), "channel": CHANNEL})}
-
-
-def lock_one(connection: Connection, job_id: int) -> str | None:
-    """Lock one job without waiting and return its status, ``None`` if it is gone; SQLSTATE 55P03 if it is held."""
-    rows = fetch(connection, LOCK_ONE_SQL, {"id": job_id})
-    return rows[0][0] if rows else None
-
-
-def count_requeuable(connection: Connection, ids: Sequence[int]) -> int:
-    """Count the failed and cancelled jobs among *ids*."""
-    return fetch(connection, STILL_REQUEUABLE_SQL, {"ids": list(ids)})[0][0]
 
 
 def prune(connection: Connection, after: int, older_than: float, limit: int) -> Pruned:

@@ -193,7 +193,7 @@ class Story:
             order.save()
             self.say(f"The address of {order} is now {order.email}.")
         report = Job.objects.filter(task_path=send_receipt.module_path, status="failed").requeue()
-        self._expect(report.requeued, 1, "requeued jobs")
+        self._expect(report.changed, 1, "requeued jobs")
         self._wait_for(worker)
         self._count("dead_letters_after", DEAD_LETTERS_SQL, 0)
         self._count("jobs_done", DONE_SQL, self.counts["placed"])
