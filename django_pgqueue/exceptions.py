@@ -9,7 +9,7 @@ Everything that this package raises or records under a name of its own.
     ├── Interrupted       recorded: the worker stopped before the task had finished
     └── UnstorableResult  recorded: the task returned what the database cannot keep
 
-    Retry, Fail           raised by tasks to say how an attempt ends; not errors of ours
+    Retry, Snooze, Fail   raised by tasks to say how an attempt ends; not errors of ours
 
 The recorded ones are never raised at a caller: they are importable so that
 ``TaskResult.errors[n].exception_class`` works. Wrong options raise Django's ``ImproperlyConfigured``,
@@ -57,6 +57,18 @@ class Retry(Exception):
 
     def __init__(self, delay: float | timedelta | None = None, reason: str = "") -> None:
         super().__init__(reason or "the task asked to be retried")
+        self.delay = delay
+
+
+class Snooze(Exception):
+    """
+    Raise in a task to run the job again later without using up an attempt: it was too early.
+
+    *delay* is in seconds, or a ``timedelta``. A job may be snoozed a thousand times; then it is failed.
+    """
+
+    def __init__(self, delay: float | timedelta, reason: str = "") -> None:
+        super().__init__(reason or "the task asked to be run later")
         self.delay = delay
 
 

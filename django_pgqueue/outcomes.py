@@ -3,6 +3,7 @@ How a claim ends, as plain data: what a worker hands to ``settle`` and what is k
 
     Succeeded   the task returned; its result as JSON text, or nothing
     Retried     the attempt failed, another follows after a delay
+    Snoozed     the task asked to be run later; the attempt is refunded
     Failed      the attempt failed and was the last: a dead letter
     Released    the claim is given back and the attempt refunded
 
@@ -77,6 +78,12 @@ class Retried:
 
 
 @dataclass(frozen=True, slots=True)
+class Snoozed:
+    claim: Claim
+    delay_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Failed:
     claim: Claim
     error: ErrorRecord
@@ -91,7 +98,7 @@ class Released:
     started: bool = False
 
 
-Outcome = Succeeded | Retried | Failed | Released
+Outcome = Succeeded | Retried | Snoozed | Failed | Released
 
 
 def storable_text(text: str) -> str:

@@ -43,6 +43,7 @@ class ClaimedJob(NamedTuple):
     priority: int
     attempts: int
     max_attempts: int
+    snoozes: int
     claimed_by: str
     available_at: float  # seconds since 1970
     created_at: datetime
@@ -158,7 +159,7 @@ UPDATE django_pgqueue_job
        started_at = COALESCE(started_at, (SELECT now FROM moment))
  WHERE id = ANY(ARRAY(SELECT id FROM picked))
 RETURNING id, claim_version, backend, queue_name, task_path, args::text, kwargs::text, priority,
-          attempts, max_attempts, claimed_by, EXTRACT(EPOCH FROM available_at)::float8,
+          attempts, max_attempts, snoozes, claimed_by, EXTRACT(EPOCH FROM available_at)::float8,
           created_at, started_at, claimed_at
 """
 

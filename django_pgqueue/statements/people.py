@@ -91,6 +91,7 @@ WITH locked AS MATERIALIZED (
     UPDATE django_pgqueue_job
        SET status = 'pending',
            attempts = 0,
+           snoozes = 0,
            claim_version = claim_version + 1,
            available_at = clock_timestamp(),
            finished_at = NULL,

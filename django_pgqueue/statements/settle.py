@@ -1,5 +1,5 @@
 """
-Write the endings of claims: succeed, retry, fail, release.
+Write the endings of claims: succeed, retry, snooze, fail, release.
 
 One statement for each kind of ending, without a join: values travel in arrays beside the ids, and
 ``array_position`` finds them. Those statements stay below SLICE rows; the one for successes without a
@@ -16,7 +16,7 @@ from itertools import groupby
 from typing import Any
 
 from ..exceptions import Interrupted, UnstorableResult
-from ..outcomes import Claim, ErrorRecord, Failed, Outcome, Released, Retried, Succeeded, class_path_of
+from ..outcomes import Claim, ErrorRecord, Failed, Outcome, Released, Retried, Snoozed, Succeeded, class_path_of
 from .database import CHANNEL, ERRORS, Connection, fetch, is_lock_conflict, is_refusal
 
 SLICE = 200
@@ -71,6 +71,20 @@ WITH ended AS (
       FROM ended
 )
 SELECT id FROM ended
+"""
+
+# No attempt was used, so none is recorded; how often it happened is counted on the job.
+SNOOZE_SQL = """
+UPDATE django_pgqueue_job
+   SET status = 'pending',
+       available_at = clock_timestamp()
+           + make_interval(secs => (%(delays)s::float8[])[array_position(%(ids)s::bigint[], id)]),
+       attempts = attempts - 1,
+       snoozes = snoozes + 1,
+       lease_until = NULL
+ WHERE id = ANY(%(ids)s::bigint[])
+   AND (id::text || ':' || claim_version || ':' || status) = ANY(%(fences)s::text[])
+RETURNING id
 """
 
 FAIL_SQL = """
@@ -177,6 +191,7 @@ SELECT id
 _STANDS_AS_WRITTEN = {
     Succeeded: ("done",),
     Retried: ("pending", "held", "cancelled"),  # a person may have set it aside since
+    Snoozed: ("pending", "held", "cancelled"),
     Failed: ("failed",),
     Released: (),  # releases raise the version
 }
@@ -301,6 +316,7 @@ def _statements_for(outcomes: Sequence[Outcome]) -> list[tuple[Callable[[Connect
     with_result = [outcome for outcome in outcomes if isinstance(outcome, Succeeded) and outcome.result is not None]
     calls += [(_succeed_with_result, part) for part in _slices(with_result)]
     calls += [(_retry, part) for part in _slices([outcome for outcome in outcomes if isinstance(outcome, Retried)])]
+    calls += [(_snooze, part) for part in _slices([outcome for outcome in outcomes if isinstance(outcome, Snoozed)])]
     calls += [(_fail, part) for part in _slices([outcome for outcome in outcomes if isinstance(outcome, Failed)])]
     released = sorted((outcome for outcome in outcomes if isinstance(outcome, Released)), key=_release_group)
     for (started, _), group in groupby(released, key=_release_group):
@@ -328,6 +344,11 @@ def _succeed_with_result(connection: Connection, outcomes: list[Succeeded]) -> s
 def _retry(connection: Connection, outcomes: list[Retried]) -> set[int]:
     delays = [outcome.delay_seconds for outcome in outcomes]
     return _written(connection, RETRY_SQL, {**_claims(outcomes), **_errors(outcomes), "delays": delays})
+
+
+def _snooze(connection: Connection, outcomes: list[Snoozed]) -> set[int]:
+    delays = [outcome.delay_seconds for outcome in outcomes]
+    return _written(connection, SNOOZE_SQL, {**_claims(outcomes), "delays": delays})
 
 
 def _fail(connection: Connection, outcomes: list[Failed]) -> set[int]:

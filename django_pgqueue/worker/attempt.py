@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from .. import payload, registry, results
 from ..backoff import Backoff, default_delay, delay_after, seconds
 from ..compat import Task, TaskResult, task_backends, task_finished, task_started
-from ..exceptions import Fail, Retry, UnstorableResult
+from ..exceptions import Fail, Retry, Snooze, UnstorableResult
 from ..outcomes import (
     MAX_MESSAGE_CHARS,
     MAX_TRACEBACK_CHARS,
@@ -26,6 +26,7 @@ from ..outcomes import (
     Outcome,
     Released,
     Retried,
+    Snoozed,
     Succeeded,
 )
 from ..statements.claim import ClaimedJob, EarlierAttempt
@@ -34,6 +35,7 @@ from ..tasks import Context
 logger = logging.getLogger("django_pgqueue")
 
 UNKNOWN_TASK_DELAY_SECONDS = 30.0
+MAX_SNOOZES = 1_000  # of one job since it was enqueued or requeued
 
 Call = Callable[[Task, tuple[Any, ...], dict[str, Any]], Any]
 
@@ -142,6 +144,8 @@ def log(attempted: Attempted, written: Outcome) -> None:
                 exc_info=attempted.error if _is_printable(error) else None,
                 extra=extra,
             )
+        case Snoozed(delay_seconds=delay):
+            logger.info("Job %s (%s) is snoozed for %.1f s.", job.id, job.task_path, delay, extra=extra)
         case Released(started=False, delay_seconds=delay) if attempted.error is not None:
             logger.warning(
                 "Job %s (%s) cannot be run here and waits %.0f s for a worker that can: %s",
@@ -159,9 +163,11 @@ def _sender(job: ClaimedJob) -> type | None:
 
 def _ending(
     job: ClaimedJob, claim: Claim, error: BaseException, rule: Backoff | None, result: TaskResult
-) -> Retried | Failed:
+) -> Retried | Snoozed | Failed:
     record = ErrorRecord.of(error)
-    if isinstance(error, Fail) or job.attempts >= job.max_attempts:
+    if isinstance(error, Snooze) and job.snoozes < MAX_SNOOZES:
+        return Snoozed(claim, _seconds_or_default(error.delay, job))
+    if isinstance(error, Fail | Snooze) or job.attempts >= job.max_attempts:
         return Failed(claim, record)
     try:
         if isinstance(error, Retry) and error.delay is not None:
@@ -174,6 +180,14 @@ def _ending(
         logger.exception("The backoff of %s failed; the default applies.", job.task_path)
         delay = default_delay(job.attempts)
     return Failed(claim, record) if delay is None else Retried(claim, delay, record)
+
+
+def _seconds_or_default(delay: object, job: ClaimedJob) -> float:
+    try:
+        return seconds(delay)  # type: ignore[arg-type]  # checked there
+    except (TypeError, ValueError) as error:
+        logger.error("Job %s (%s) was snoozed for %r; %s The default applies.", job.id, job.task_path, delay, error)
+        return default_delay(1)
 
 
 def _is_from_keyboard(error: BaseException) -> bool:

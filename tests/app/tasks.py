@@ -5,7 +5,7 @@ from typing import Any
 
 from django.db import transaction
 
-from django_pgqueue import task
+from django_pgqueue import Snooze, task
 
 from .models import Mark
 
@@ -120,3 +120,8 @@ def plain_tell_attempt(context):
 @transaction.atomic(durable=True)
 def confirm_order_durably(number):
     Mark.objects.create(note=f"order {number} confirmed")
+
+
+@task
+def snooze(delay):
+    raise Snooze(float("nan") if delay == "nan" else delay)
