@@ -40,3 +40,34 @@ def start_worker(tmp_path):
     yield start
     for worker in started:
         worker.kill_all()
+
+
+@pytest.fixture
+def admin(client, admin_user):
+    client.force_login(admin_user)
+    return client
+
+
+@pytest.fixture
+def make_staff(django_user_model):
+    from django.contrib.auth.models import Permission
+    from django.test import Client
+
+    def make(*codenames):
+        user = django_user_model.objects.create_user("_".join(codenames), is_staff=True)
+        user.user_permissions.set(Permission.objects.filter(codename__in=codenames))
+        client = Client()
+        client.force_login(user)
+        return client
+
+    return make
+
+
+@pytest.fixture
+def viewer(make_staff):
+    return make_staff("view_job")
+
+
+@pytest.fixture
+def operator(make_staff):
+    return make_staff("view_job", "requeue_job", "hold_job", "cancel_job")

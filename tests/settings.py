@@ -4,6 +4,7 @@ import os
 import sys
 from pathlib import Path
 
+import django
 import environ
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -42,6 +43,9 @@ MIDDLEWARE = [
     "django.contrib.auth.middleware.AuthenticationMiddleware",
     "django.contrib.messages.middleware.MessageMiddleware",
 ]
+if django.VERSION >= (6, 0):
+    MIDDLEWARE.insert(0, "django.middleware.csp.ContentSecurityPolicyMiddleware")
+    SECURE_CSP = {"default-src": ["'self'"], "img-src": ["'self'", "data:"]}  # the admin's icons
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 ROOT_URLCONF = "tests.urls"
 SECRET_KEY = "tests"
@@ -67,16 +71,25 @@ TEMPLATES = [
 USE_TZ = True
 
 try:
-    import django.tasks  # noqa: F401
+    import django.tasks
 except ImportError:  # Django 5.2: the backport has the same backends
     for _backend in ("immediate", "dummy"):
         TASKS[_backend]["BACKEND"] = TASKS[_backend]["BACKEND"].replace("django.tasks", "django_tasks")
 
 if "CONN_MAX_AGE" in os.environ:
     DATABASES["default"]["CONN_MAX_AGE"] = int(os.environ["CONN_MAX_AGE"])
+DATABASES["default"]["CONN_HEALTH_CHECKS"] = "CONN_HEALTH_CHECKS" in os.environ
 if "POOL" in os.environ:
     DATABASES["default"].setdefault("OPTIONS", {})["pool"] = {"min_size": 1, "max_size": 4}
 DEBUG = "DEBUG" in os.environ
+if "LOGGING_OF_A_PROJECT" in os.environ:
+    # As many projects have it: a handler at the root, and, by default, existing loggers disabled.
+    LOGGING = {
+        "version": 1,
+        "formatters": {"short": {"format": "project: %(levelname)s %(message)s"}},
+        "handlers": {"console": {"class": "logging.StreamHandler", "formatter": "short"}},
+        "root": {"handlers": ["console"], "level": "INFO"},
+    }
 
 # Options of the worker that a test starts.
 TASKS["default"]["OPTIONS"] = {

@@ -5,29 +5,40 @@ Covers B119, B120, B121, B124, B126 and B128, and the people's side of R13 and R
 """
 
 import re
-import time
-from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 
 import pytest
-from django.contrib.admin.models import CHANGE, LogEntry
-from django.contrib.auth.models import Permission
 from django.db import connection, transaction
-from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils import timezone
 
-from django_pgqueue import managers
 from django_pgqueue.admin.lists import CappedPaginator
 from django_pgqueue.admin.page import time_text
-from django_pgqueue.models import Job, JobAttempt, Worker
+from django_pgqueue.models import Job, Worker
 
-from .helpers import second_connection
+from .admin_pages import (
+    LIST,
+    NOON,
+    cells_of,
+    filter_choices,
+    history,
+    lock_modes,
+    locked_elsewhere,
+    make_attempt,
+    make_job,
+    make_jobs,
+    page_of,
+    requeue_selected,
+    rows_of,
+    said,
+    shown_ids,
+    sql_of,
+    text_of,
+    without_tags,
+)
 
-LIST = "/admin/django_pgqueue/job/"
 BIG_COLUMNS = ("args", "kwargs", "return_value", "traceback")
-NOON = datetime(2026, 3, 1, 12, 0, 30, tzinfo=UTC)
 
 pytestmark = pytest.mark.django_db
 
@@ -396,184 +407,6 @@ def test_looking_waits_for_no_worker(admin):
     assert [response.status_code for response in responses] == [200, 200]
 
 
-# Requeue
-
-
-def test_a_dead_letter_is_requeued_from_its_page(admin, admin_user):  # R24
-    job = make_job("failed", attempts=5, available_at=NOON)
-
-    response = admin.post(f"{LIST}{job.pk}/requeue/", follow=True)
-
-    assert said(response) == [("success", f"Job {job.pk} was requeued.")]
-    assert response.redirect_chain == [(page_of(job), 302)]
-    job.refresh_from_db()
-    assert (job.status, job.attempts, job.finished_at) == ("pending", 0, None)
-    assert history() == [(job.pk, f"add {job.pk}", admin_user.pk, CHANGE, "Requeued.")]
-    assert "Requeued." in text_of(admin.get(f"{LIST}{job.pk}/history/"))
-
-
-@pytest.mark.parametrize("status", ["pending", "held", "running", "done"])
-def test_a_job_that_is_neither_failed_nor_cancelled_is_left_as_it_is(admin, status):
-    job = make_job(status)
-
-    page = text_of(admin.get(page_of(job)))
-    response = admin.post(f"{LIST}{job.pk}/requeue/", follow=True)
-
-    assert "requeue/" not in page
-    assert said(response) == [("warning", f"Job {job.pk} was left as it is: neither failed nor cancelled.")]
-    assert Job.objects.get().status == status
-    assert history() == []
-
-
-@pytest.mark.parametrize("status", ["failed", "cancelled"])
-def test_the_button_is_on_the_pages_of_failed_and_cancelled_jobs(operator, status):
-    job = make_job(status)
-
-    page = text_of(operator.get(page_of(job)))
-
-    assert f'method="post" action="{LIST}{job.pk}/requeue/"' in page
-
-
-def test_after_a_requeue_the_way_back_to_the_filtered_list_is_kept(admin):
-    job = make_job("failed")
-    filters = "?_changelist_filters=status%3Dfailed"
-
-    page = text_of(admin.get(page_of(job) + filters))
-    response = admin.post(f"{LIST}{job.pk}/requeue/{filters}")
-
-    assert f'action="{LIST}{job.pk}/requeue/{filters}"' in page
-    assert response.url == page_of(job) + filters
-
-
-@pytest.mark.django_db(transaction=True)
-def test_a_job_that_another_transaction_holds_is_busy_at_once(admin):  # R13
-    job = make_job("failed")
-
-    with locked_elsewhere(job), waiting_at_most(seconds=10):
-        began = time.monotonic()
-        response = admin.post(f"{LIST}{job.pk}/requeue/", follow=True)
-        took = time.monotonic() - began
-
-    assert said(response) == [
-        ("warning", f"Job {job.pk} is busy: another transaction holds it at this moment. Try again.")
-    ]
-    assert took < 5
-    assert Job.objects.get().status == "failed"
-    assert history() == []
-
-
-@pytest.mark.django_db(transaction=True)
-def test_of_many_jobs_the_busy_ones_and_those_of_another_status_are_counted_and_left(admin, admin_user):  # R13
-    busy = [make_job("failed"), make_job("cancelled")]
-    free = [make_job("failed"), make_job("cancelled"), make_job("failed")]
-    done = make_job("done")
-
-    with locked_elsewhere(*busy), waiting_at_most(seconds=10):
-        began = time.monotonic()
-        response = requeue_selected(admin, *busy, *free, done)
-        took = time.monotonic() - began
-
-    assert said(response) == [
-        ("success", "3 jobs were requeued."),
-        ("warning", "2 jobs are busy: other transactions hold them at this moment. Try again."),
-        ("warning", "1 job was left as it is: neither failed nor cancelled."),
-    ]
-    assert took < 5
-    assert set(Job.objects.filter(status="pending")) == set(free)
-    assert history() == [(job.pk, f"add {job.pk}", admin_user.pk, CHANGE, "Requeued.") for job in free]
-
-
-def test_selected_jobs_that_are_gone_by_now_are_no_success(admin):
-    response = requeue_selected(admin, Job(pk=1), Job(pk=2**70))
-
-    assert said(response) == [("warning", "0 jobs were requeued.")]
-
-
-def test_all_that_match_the_filter_are_requeued_in_batches(admin, monkeypatch):  # B124
-    monkeypatch.setattr(managers, "BATCH_ROWS", 50)
-    ids = make_jobs(120, "failed")
-    others = [make_job("cancelled"), make_job("failed", queue_name="slow")]
-
-    with CaptureQueriesContext(connection) as statements:
-        response = requeue_selected(admin, Job(pk=ids[0]), query="?status=failed&queue=default", select_across="1")
-
-    assert said(response) == [("success", "120 jobs were requeued.")]
-    assert set(Job.objects.filter(status="pending").values_list("pk", flat=True)) == set(ids)
-    assert [entry[0] for entry in history()] == ids
-    assert [Job.objects.get(pk=job.pk).status for job in others] == ["cancelled", "failed"]
-    # Three batches: statements that grow with batches, not with rows.
-    assert len(statements) < 60
-
-
-@pytest.mark.django_db(transaction=True)
-def test_a_batch_is_requeued_with_its_history_or_not_at_all():
-    make_jobs(3, "failed")
-
-    with pytest.raises(ZeroDivisionError):
-        Job.objects.all().requeue(lambda ids: 1 / 0)
-
-    assert set(Job.objects.values_list("status", flat=True)) == {"failed"}
-
-
-def test_people_who_may_only_view_see_everything_and_no_button(viewer):
-    job = make_job("failed", attempts=1, args=["argument"], last_error="the error")
-    make_attempt(job, traceback="the traceback")
-
-    page, jobs = text_of(viewer.get(page_of(job))), text_of(viewer.get(LIST))
-
-    assert all(text in page for text in ("&quot;argument&quot;", "the error", "the traceback"))
-    assert "requeue" not in page.lower()
-    assert "requeue" not in jobs.lower()
-
-
-def test_a_requeue_without_its_permission_is_forbidden(viewer):
-    job = make_job("failed")
-
-    responses = [
-        viewer.post(f"{LIST}{job.pk}/requeue/"),
-        viewer.post(LIST, {"action": "requeue", "_selected_action": [job.pk], "index": 0}),
-        viewer.post(LIST, {"action": "requeue", "_selected_action": [job.pk], "index": 0, "select_across": 1}),
-    ]
-
-    assert [response.status_code for response in responses] == [403] * 3
-    assert Job.objects.get().status == "failed"
-    assert history() == []
-
-
-def test_the_permission_to_requeue_is_enough_for_both_ways(operator):
-    first, second = make_job("failed"), make_job("failed")
-
-    operator.post(f"{LIST}{first.pk}/requeue/")
-    requeue_selected(operator, second)
-
-    assert [job.status for job in Job.objects.all()] == ["pending", "pending"]
-
-
-def test_one_may_not_requeue_what_one_may_not_view(make_staff):
-    job = make_job("failed")
-    blind = make_staff("requeue_job")
-
-    response = blind.post(f"{LIST}{job.pk}/requeue/")
-
-    assert response.status_code == 403
-    assert Job.objects.get().status == "failed"
-
-
-def test_a_link_or_a_foreign_form_requeues_nothing(admin_user):
-    job = make_job("failed")
-    strict = Client(enforce_csrf_checks=True)
-    strict.force_login(admin_user)
-
-    responses = [
-        strict.get(f"{LIST}{job.pk}/requeue/"),
-        strict.post(f"{LIST}{job.pk}/requeue/"),
-        strict.post(LIST, {"action": "requeue", "_selected_action": [job.pk], "index": 0}),
-    ]
-
-    assert [response.status_code for response in responses] == [405, 403, 403]
-    assert Job.objects.get().status == "failed"
-
-
 # Where jobs are in another database, and where times have no zone
 
 
@@ -622,161 +455,3 @@ def test_workers_are_listed_and_not_edited(admin):
 
     assert cells_of(page) >= {"host", "email", "4", "03/01/2026 12:00:30 UTC"}
     assert [response.status_code for response in responses] == [200, 403, 403]
-
-
-# What the tests above stand on
-
-
-@pytest.fixture
-def admin(client, admin_user):
-    client.force_login(admin_user)
-    return client
-
-
-@pytest.fixture
-def make_staff(django_user_model):
-    def make(*codenames):
-        user = django_user_model.objects.create_user("_".join(codenames), is_staff=True)
-        user.user_permissions.set(Permission.objects.filter(codename__in=codenames))
-        client = Client()
-        client.force_login(user)
-        return client
-
-    return make
-
-
-@pytest.fixture
-def viewer(make_staff):
-    return make_staff("view_job")
-
-
-@pytest.fixture
-def operator(make_staff):
-    return make_staff("view_job", "requeue_job")
-
-
-def new_job(status="pending", **columns):
-    if status == "running":
-        columns = {"claimed_by": "host-a", "claimed_at": NOON, "lease_until": NOON, "attempts": 1} | columns
-    if status in ("done", "failed", "cancelled"):
-        columns = {"finished_at": NOON} | columns
-    defaults = {"backend": "default", "queue_name": "default", "task_path": "tests.app.tasks.add"}
-    return Job(status=status, **defaults | columns)
-
-
-def make_job(status="pending", using="default", **columns):
-    job = new_job(status, **columns)
-    job.save(using=using)
-    return job
-
-
-def make_jobs(count, status="pending"):
-    return [job.pk for job in Job.objects.bulk_create([new_job(status) for _ in range(count)])]
-
-
-def make_attempt(job, claim_version=1, **columns):
-    defaults = {
-        "attempt": 1,
-        "outcome": "error",
-        "counted": True,
-        "error_class": "builtins.OSError",
-        "fingerprint": "f",
-        "message": "unplugged",
-        "traceback": "Traceback: …",
-        "worker": "host-a",
-        "started_at": NOON,
-        "ended_at": NOON + timedelta(seconds=1.5),
-    }
-    return JobAttempt.objects.create(job=job, claim_version=claim_version, **defaults | columns)
-
-
-@contextmanager
-def locked_elsewhere(*jobs):
-    """Hold the rows of *jobs* in a transaction of another connection."""
-    with second_connection() as other, other.cursor() as cursor:
-        cursor.execute("BEGIN")
-        cursor.execute("SELECT id FROM django_pgqueue_job WHERE id = ANY(%s) FOR UPDATE", [[job.pk for job in jobs]])
-        yield
-
-
-@contextmanager
-def waiting_at_most(seconds):
-    """End a wait for a lock, which would be a fault, before the test run ends it."""
-    with connection.cursor() as cursor:
-        cursor.execute(f"SET lock_timeout = '{seconds}s'")
-        yield
-        cursor.execute("RESET lock_timeout")
-
-
-def lock_modes():
-    """The kinds of locks that this transaction holds on our tables; row locks need more than AccessShareLock."""
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "SELECT DISTINCT mode FROM pg_locks JOIN pg_class ON pg_class.oid = relation "
-            "WHERE pid = pg_backend_pid() AND relname IN ('django_pgqueue_job', 'django_pgqueue_jobattempt')"
-        )
-        return {mode for (mode,) in cursor.fetchall()}
-
-
-def requeue_selected(client, *jobs, query="", select_across="0"):
-    data = {
-        "action": "requeue",
-        "_selected_action": [job.pk for job in jobs],
-        "select_across": select_across,
-        "index": 0,
-    }
-    return client.post(LIST + query, data, follow=True)
-
-
-def page_of(job):
-    return f"{LIST}{job.pk}/change/"
-
-
-def text_of(response):
-    assert response.status_code == 200
-    return response.content.decode()
-
-
-def sql_of(query):
-    return query["sql"]
-
-
-def said(response):
-    return [(message.level_tag, str(message)) for message in response.context["messages"]]
-
-
-def history():
-    entries = LogEntry.objects.order_by("pk")
-    return [
-        (int(entry.object_id), entry.object_repr, entry.user_id, entry.action_flag, entry.change_message)
-        for entry in entries
-    ]
-
-
-def shown_ids(response):
-    return [job.pk for job in response.context["cl"].result_list]
-
-
-def filter_choices(response):
-    changelist = response.context["cl"]
-    return {
-        spec.parameter_name: [str(choice["display"]) for choice in spec.choices(changelist)]
-        for spec in changelist.filter_specs
-    }
-
-
-def cells_of(page):
-    return {without_tags(cell) for cell in re.findall(r"<td.*?</td>", page, re.DOTALL)}
-
-
-def rows_of(page, table_class):
-    """The texts of the cells of one table, row by row."""
-    [table] = re.findall(rf'<table class="{table_class}">.*?</table>', page, re.DOTALL)
-    return [
-        [without_tags(cell) for cell in re.findall(r"<t[hd].*?</t[hd]>", row, re.DOTALL)]
-        for row in re.findall(r"<tr.*?</tr>", table, re.DOTALL)
-    ]
-
-
-def without_tags(markup):
-    return " ".join(re.sub(r"<[^>]*>", " ", markup).split())

@@ -13,6 +13,7 @@ import psycopg
 import pytest
 
 from django_pgqueue.statements import claim as claiming
+from django_pgqueue.statements import enqueue as enqueueing
 from django_pgqueue.statements import leases, people, upkeep
 from django_pgqueue.statements import settle as settling
 from django_pgqueue.statements.database import CHANNEL
@@ -343,6 +344,7 @@ SETTLE = {
     "succeed": settling.SUCCEED_SQL,
     "succeed with a result": settling.SUCCEED_WITH_RESULT_SQL,
     "retry": settling.RETRY_SQL,
+    "snooze": settling.SNOOZE_SQL,
     "fail": settling.FAIL_SQL,
     "release": settling.RELEASE_SQL,
     "interrupt": settling.INTERRUPT_SQL,
@@ -410,6 +412,20 @@ def test_a_requeue_finds_its_rows_by_the_primary_key(table, count):
     left = {"ids": parameters["ids"], "statuses": ["failed", "cancelled"]}
     check(table, people.LEFT_OUT_SQL, left, job=[PRIMARY_KEY, JOB_KEY], buffers=40 + 30 * count)
     check(table, people.LOCK_ONE_SQL, {"id": parameters["ids"][0]}, job=[PRIMARY_KEY], buffers=12)
+
+
+@pytest.mark.parametrize("count", [1, 50, 1000])
+def test_what_a_person_holds_or_cancels_is_found_by_the_primary_key(table, count):
+    """R26, R33."""
+    for statement in (people.HOLD_SQL, people.UNHOLD_SQL, people.CANCEL_SQL):
+        values = used_by(statement, {"ids": table.ids("pending", count), "channel": CHANNEL})
+        check(table, statement, values, job=[PRIMARY_KEY], buffers=40 + 30 * count)
+
+
+def test_the_holders_of_keys_are_found_by_their_keys(table):
+    """R04, R33: keys stand in an index while their jobs live."""
+    parameters = {"task_path": "shop.tasks.send_receipt", "job_keys": [f"key {n}" for n in range(50)]}
+    check(table, enqueueing.HOLDERS_SQL, parameters, job=[JOB_KEY], buffers=20 + 8 * 50)
 
 
 @pytest.mark.parametrize("limit", [10, 1000])

@@ -11,7 +11,7 @@ from django.utils import timezone
 
 from django_pgqueue.exceptions import Interrupted, UnstorableResult
 from django_pgqueue.models import Job, JobAttempt
-from django_pgqueue.outcomes import Claim, ErrorRecord, Failed, Released, Retried, Succeeded, class_path_of
+from django_pgqueue.outcomes import Claim, ErrorRecord, Failed, Released, Retried, Snoozed, Succeeded, class_path_of
 from django_pgqueue.statements.settle import (
     INTERRUPTED_TEXT,
     MAX_LAST_ERROR_CHARS,
@@ -141,6 +141,21 @@ def test_a_retry_puts_the_job_back_after_its_delay_and_records_the_attempt(settl
     assert (attempt.error_class, attempt.message) == (ERROR.class_path, ERROR.message)
     assert (attempt.traceback, attempt.fingerprint) == (ERROR.traceback, ERROR.fingerprint)
     assert (attempt.started_at, attempt.started_at <= attempt.ended_at) == (job.claimed_at, True)
+
+
+def test_a_snooze_puts_the_job_back_after_its_delay_and_uses_no_attempt(settle_somehow):
+    """R03: it is counted, not recorded; the claim version stays, as at every ending by its owner."""
+    claim = a_claim(max_attempts=1)
+    began = timezone.now()
+
+    settlement = settle_somehow([Snoozed(claim, 600)])
+
+    assert settlement.settled == [Snoozed(claim, 600)]
+    job = Job.objects.get(pk=claim.job_id)
+    assert (job.status, job.attempts, job.snoozes, job.claim_version) == ("pending", 0, 1, 1)
+    assert (job.lease_until, job.finished_at, job.last_error) == (None, None, None)
+    assert began + timedelta(seconds=599) < job.available_at < timezone.now() + timedelta(seconds=601)
+    assert attempts_of(claim.job_id) == []
 
 
 def test_a_failure_is_a_dead_letter_whatever_attempts_are_left(settle_somehow):
@@ -276,6 +291,7 @@ def test_the_claim_version_only_rises():
         lambda claim: Job.objects.settle([Retried(claim, 0, ERROR)]),
         lambda claim: Job.objects.release([claim]),
         lambda claim: Job.objects.settle([Released(claim, started=True)]),
+        lambda claim: Job.objects.settle([Snoozed(claim, 0)]),
         lambda claim: (expire_lease(job_id), Job.objects.recover()),
         lambda claim: (Job.objects.settle([Failed(claim, ERROR)]), Job.objects.filter(pk=job_id).requeue()),
         lambda claim: (Job.objects.settle([Failed(claim, ERROR)]), Job.objects.get(pk=job_id).requeue()),
@@ -310,6 +326,22 @@ def test_a_long_error_is_cut_in_the_job_and_kept_in_the_attempt():
 # ---- many at once
 
 
+def every_kind(claim):
+    return [
+        Succeeded(claim),
+        Succeeded(claim, str(claim.job_id)),
+        Retried(claim, 0, ERROR),
+        Failed(claim, ERROR),
+        Released(claim),
+        Released(claim, started=True),
+        Snoozed(claim, 0),
+    ]
+
+
+KINDS = ["plain", "result", "retry", "fail", "release", "interrupt", "snooze"]
+of_every_kind = pytest.mark.parametrize("kind", range(len(KINDS)), ids=KINDS)
+
+
 def outcomes_of_all_kinds(claims):
     """A different ending with different values for each claim, in no order."""
     outcomes = []
@@ -323,7 +355,8 @@ def outcomes_of_all_kinds(claims):
                 Failed(claim, error),
                 Released(claim, n),
                 Released(claim, 0.0, started=True),
-            ][n % 6]
+                Snoozed(claim, 1000 + n),
+            ][n % 7]
         )
     random.Random(7).shuffle(outcomes)
     return outcomes
@@ -343,56 +376,40 @@ def test_each_of_many_jobs_gets_its_own_ending(settle_somehow, count):
     jobs, attempts = Job.objects.in_bulk(), {attempt.job_id: attempt for attempt in JobAttempt.objects.all()}
     for n, claim in enumerate(claims):
         job, attempt = jobs[claim.job_id], attempts.get(claim.job_id)
-        expected = ["done", "done", "pending", "failed", "pending", "pending"][n % 6]
-        assert (job.status, job.claim_version) == (expected, 2 if n % 6 > 3 else 1)
-        assert job.return_value == ({"n": n} if n % 6 == 1 else None)
-        if n % 6 == 2:
+        kind = KINDS[n % 7]
+        expected = {"plain": "done", "result": "done", "fail": "failed"}.get(kind, "pending")
+        assert (job.status, job.claim_version) == (expected, 2 if kind in ("release", "interrupt") else 1)
+        assert job.attempts == (0 if kind in ("release", "interrupt", "snooze") else 1)
+        assert job.snoozes == (kind == "snooze")
+        assert job.return_value == ({"n": n} if kind == "result" else None)
+        if kind in ("retry", "snooze"):
             assert timedelta(seconds=999 + n) < job.available_at - began < timedelta(seconds=1100 + n)
-        if n % 6 in (2, 3):
+        if kind in ("retry", "fail"):
             assert job.last_error == f"class {n}: message {n}"
             written = (attempt.error_class, attempt.message, attempt.traceback, attempt.fingerprint)
             assert written == (f"class {n}", f"message {n}", f"traceback {n}", f"finger {n}")
-        assert (attempt is None) == (n % 6 in (0, 1, 4))
+        assert (attempt is None) == (kind not in ("retry", "fail", "interrupt"))
 
 
 @pytest.mark.django_db
 @pytest.mark.parametrize("count", [1, 50, 200, 1000])
-@pytest.mark.parametrize("kind", ["plain", "result", "retry", "fail", "release", "interrupt"])
+@of_every_kind
 def test_many_endings_of_one_kind_are_all_written(kind, count):
     """R14."""
     enqueue_jobs(count)
     claims = claim_jobs(count)
-    make = {
-        "plain": Succeeded,
-        "result": lambda claim: Succeeded(claim, str(claim.job_id)),
-        "retry": lambda claim: Retried(claim, 5, ERROR),
-        "fail": lambda claim: Failed(claim, ERROR),
-        "release": Released,
-        "interrupt": lambda claim: Released(claim, started=True),
-    }[kind]
 
-    settlement = Job.objects.settle([make(claim) for claim in claims])
+    settlement = Job.objects.settle([every_kind(claim)[kind] for claim in claims])
 
     assert len(settlement.settled) == count
-    status = {"plain": "done", "result": "done", "fail": "failed"}.get(kind, "pending")
+    status = {"plain": "done", "result": "done", "fail": "failed"}.get(KINDS[kind], "pending")
     assert Job.objects.filter(status=status).count() == count
-    assert JobAttempt.objects.count() == (count if kind in ("retry", "fail", "interrupt") else 0)
-    if kind == "result":
+    assert JobAttempt.objects.count() == (count if KINDS[kind] in ("retry", "fail", "interrupt") else 0)
+    if KINDS[kind] == "result":
         assert here("SELECT count(*) FROM django_pgqueue_job WHERE return_value = to_jsonb(id)") == [(count,)]
 
 
 # ---- lost
-
-
-def every_kind(claim):
-    return [
-        Succeeded(claim),
-        Succeeded(claim, "1"),
-        Retried(claim, 0, ERROR),
-        Failed(claim, ERROR),
-        Released(claim),
-        Released(claim, started=True),
-    ]
 
 
 def test_a_stale_completion_changes_no_row(settle_somehow):
@@ -439,7 +456,7 @@ def test_an_ending_of_a_lost_claim_writes_nothing_and_is_called_lost(settle_some
     before = snapshot(lost.job_id)
 
     for kind, stale in enumerate(every_kind(lost)):
-        around = [Succeeded(first), Succeeded(last)] if kind == 5 else []
+        around = [Succeeded(first), Succeeded(last)] if kind == len(KINDS) - 1 else []
         settlement = settle_somehow([*around[:1], stale, *around[1:]])
         assert (settlement.settled, settlement.busy, settlement.lost) == (around, [], [stale])
 
@@ -503,8 +520,12 @@ def test_a_success_that_is_settled_again_is_settled(settle_somehow, make):
     assert snapshot(claim.job_id) == before
 
 
-@pytest.mark.parametrize("make", [lambda c: Retried(c, 60, ERROR), lambda c: Failed(c, ERROR)])
-def test_an_error_that_is_settled_again_is_settled_and_recorded_once(settle_somehow, make):
+@pytest.mark.parametrize(
+    "make",
+    [lambda c: Retried(c, 60, ERROR), lambda c: Failed(c, ERROR), lambda c: Snoozed(c, 60)],
+    ids=["retry", "fail", "snooze"],
+)
+def test_an_ending_that_is_settled_again_is_settled_and_recorded_once(settle_somehow, make):
     """R16, R23."""
     claim = a_claim()
     settle_somehow([make(claim)])
@@ -514,21 +535,21 @@ def test_an_error_that_is_settled_again_is_settled_and_recorded_once(settle_some
 
     assert (settlement.settled, settlement.busy, settlement.lost) == ([make(claim)], [], [])
     assert snapshot(claim.job_id) == before
-    assert len(attempts_of(claim.job_id)) == 1
+    assert len(attempts_of(claim.job_id)) == (0 if isinstance(make(claim), Snoozed) else 1)
 
 
 @pytest.mark.django_db
-@pytest.mark.parametrize("status", ["held", "cancelled"])
-def test_a_retry_stands_as_written_when_a_person_has_set_the_job_aside_since(status):
+@pytest.mark.parametrize("make", [lambda c: Retried(c, 0, ERROR), lambda c: Snoozed(c, 0)], ids=["retry", "snooze"])
+@pytest.mark.parametrize("set_aside", ["hold", "cancel"])
+def test_a_delay_stands_as_written_when_a_person_has_set_the_job_aside_since(make, set_aside):
     """R16, R26."""
     claim = a_claim()
-    Job.objects.settle([Retried(claim, 0, ERROR)])
-    finished_at = timezone.now() if status == "cancelled" else None
-    Job.objects.filter(pk=claim.job_id).update(status=status, finished_at=finished_at)
+    Job.objects.settle([make(claim)])
+    assert getattr(Job.objects.all(), set_aside)().changed == 1
 
-    settlement = Job.objects.settle([Retried(claim, 0, ERROR)])
+    settlement = Job.objects.settle([make(claim)])
 
-    assert (settlement.settled, settlement.lost) == ([Retried(claim, 0, ERROR)], [])
+    assert (settlement.settled, settlement.lost) == ([make(claim)], [])
 
 
 @pytest.mark.django_db
@@ -624,7 +645,7 @@ def test_a_row_that_someone_holds_is_busy_and_keeps_nobody_else(lock):
 @two_connections
 def test_a_row_that_is_locked_by_a_foreign_key_alone_is_not_busy():
     """R14: no ending changes a key."""
-    claims = [a_claim() for _ in range(6)]
+    claims = [a_claim() for _ in KINDS]
     with second_connection() as other, actor() as connection:
         sql(other, "BEGIN")
         sql(other, "SELECT 1 FROM django_pgqueue_job FOR KEY SHARE")
@@ -632,7 +653,7 @@ def test_a_row_that_is_locked_by_a_foreign_key_alone_is_not_busy():
 
         settlement = settle(connection, [every_kind(claim)[n] for n, claim in enumerate(claims)])
 
-    assert len(settlement.settled) == 6
+    assert len(settlement.settled) == len(KINDS)
 
 
 @two_connections
@@ -670,7 +691,7 @@ def test_the_manager_waits_for_a_held_row_as_any_update_would_and_reports_a_lock
 
 @two_connections
 @pytest.mark.parametrize("count", [3, 20, 1000])
-@pytest.mark.parametrize("kind", range(6), ids=["plain", "result", "retry", "fail", "release", "interrupt"])
+@of_every_kind
 def test_a_claim_lost_while_its_ending_waits_for_the_row_stays_untouched(kind, count):
     """R14, R19, R21: the fence is checked again under the row's lock, for arrays that are scanned or hashed."""
     enqueue_jobs(count)
@@ -695,7 +716,7 @@ def test_a_claim_lost_while_its_ending_waits_for_the_row_stays_untouched(kind, c
 
 
 @two_connections
-@pytest.mark.parametrize("kind", range(6), ids=["plain", "result", "retry", "fail", "release", "interrupt"])
+@of_every_kind
 def test_a_job_cancelled_by_hand_without_a_new_version_is_not_brought_back(kind):
     """R14: the status is part of the fence."""
     claim = a_claim()
@@ -715,7 +736,7 @@ def test_a_job_cancelled_by_hand_without_a_new_version_is_not_brought_back(kind)
 
 
 @two_connections
-@pytest.mark.parametrize("kind", range(6), ids=["plain", "result", "retry", "fail", "release", "interrupt"])
+@of_every_kind
 def test_a_renewal_that_an_ending_waits_for_is_no_loss(kind):
     """R14, R18: the row has changed, the claim has not."""
     claim = a_claim()
@@ -733,7 +754,7 @@ def test_a_renewal_that_an_ending_waits_for_is_no_loss(kind):
 
 
 @two_connections
-@pytest.mark.parametrize("kind", range(6), ids=["plain", "result", "retry", "fail", "release", "interrupt"])
+@of_every_kind
 def test_a_claim_lost_after_the_snapshot_of_its_ending_stays_untouched(kind):
     """R14, R21: recovered and claimed again by another worker between the ending's snapshot and its first row."""
     enqueue_jobs(2)
@@ -755,13 +776,13 @@ def test_a_claim_lost_after_the_snapshot_of_its_ending_stays_untouched(kind):
 
 
 @two_connections
-def test_a_settle_that_meets_an_administrator_crosswise_gives_way_and_loses_only_what_was_taken():
+def test_a_settle_that_meets_an_administrator_crosswise_gives_way_and_settles_what_it_can():
     """R14: the administrator holds job 2 and asks for job 1, which the round has; the round lets go (B136)."""
     enqueue_jobs(3)
     claims = claim_jobs(3)
     cancel = (
         "UPDATE django_pgqueue_job SET status = 'cancelled', lease_until = NULL, finished_at = clock_timestamp(),"
-        " claim_version = claim_version + 1 WHERE id = %s"
+        " claim_version = claim_version + 1 WHERE id = %s AND status = 'running'"
     )
     with actor() as admin, worker_session() as session:
         sql(admin, "SET deadlock_timeout = '60s'")
@@ -773,17 +794,13 @@ def test_a_settle_that_meets_an_administrator_crosswise_gives_way_and_loses_only
         sql(admin, "COMMIT")
         settlement = round_.result()
 
-    by_claim = {outcome.claim: "settled" for outcome in settlement.settled}
-    by_claim |= {outcome.claim: "lost" for outcome in settlement.lost}
-    by_claim |= {outcome.claim: "busy" for outcome in settlement.busy}
-    assert by_claim[claims[2]] == "settled"
-    # Whether the round looks before or after the administrator's COMMIT, it settles neither.
-    assert {by_claim[claims[0]], by_claim[claims[1]]} <= {"busy", "lost"}
-    assert [status for (status,) in here("SELECT status FROM django_pgqueue_job ORDER BY id")] == [
-        "cancelled",
-        "cancelled",
-        "done",
-    ]
+    settled = {outcome.claim for outcome in settlement.settled}
+    others = {outcome.claim for outcome in (*settlement.lost, *settlement.busy)}
+    # Job 1 is free between the round's rollback and the administrator's awakening: either may have it.
+    assert claims[2] in settled and claims[1] in others and settled | others == set(claims)
+    assert row(claims[0].job_id, "status") == ("done" if claims[0] in settled else "cancelled",)
+    assert row(claims[1].job_id, "status") == ("cancelled",)
+    assert row(claims[2].job_id, "status") == ("done",)
 
 
 # ---- refused
@@ -815,7 +832,7 @@ def test_an_ending_that_the_database_refuses_fails_its_job_alone(settle_somehow,
     enqueue_jobs(7)
     claims = claim_jobs(7)
     bad = Succeeded(claims[3])
-    outcomes = [bad if n == 3 else every_kind(claim)[n % 6] for n, claim in enumerate(claims)]
+    outcomes = [bad if n == 3 else every_kind(claim)[n] for n, claim in enumerate(claims)]
     with job_trigger(raises_for(bad.claim.job_id, errcode, only="NEW.status = 'done'")):
         settlement = settle_somehow(outcomes)
 
@@ -845,6 +862,7 @@ RAW = {
     "a fingerprint too long": lambda claim: Retried(claim, 1, ErrorRecord("a.B", "", "", "f" * 33)),
     "an endless delay": lambda claim: Retried(claim, 1e300, ERROR),
     "a delay that is no number": lambda claim: Retried(claim, float("nan"), ERROR),
+    "an endless snooze": lambda claim: Snoozed(claim, 1e300),
     "an endless pause": lambda claim: Released(claim, 1e300),
 }
 

@@ -1,73 +1,48 @@
 """
-Jobs and workers for people to look at, and *requeue*, the one verb so far that people have here.
+Jobs, dead letters and workers for people to look at, and the verbs that people have for jobs.
 
-Looking must stay cheap and must disturb nobody: the list counts to 10,000 and no further, reads no
-arguments, results or tracebacks, asks for no DISTINCT of the table, and no page locks a row. Whoever may
-view jobs sees everything about them. Changing one takes the permission of the verb, and leaves an entry in
-the job's history. Nothing is added, edited or deleted by hand.
+Looking must stay cheap and must disturb nobody: lists count to 10,000 and no further, read no arguments,
+results or tracebacks, ask for no DISTINCT of the table, and no page locks a row. Whoever may view jobs sees
+everything about them. Changing one takes the permission of the verb, and leaves an entry in the job's
+history. Nothing is added, edited or deleted by hand.
 
-The verbs themselves live in `managers`; here are a permission, a call, and a sentence about its outcome.
+    lists, filters   the list of jobs, at any size of the table
+    page, frames     the page of one job
+    dead_letters     dead letters by their cause
+    verbs, words     what people do to jobs, and what is said about it
 """
 
-from collections.abc import Iterable
-from functools import partial
-from typing import Any, cast
+from typing import Any
 
-from django.contrib import admin, messages
-from django.contrib.admin.models import CHANGE, LogEntry
-from django.contrib.admin.templatetags.admin_urls import add_preserved_filters
-from django.contrib.admin.utils import unquote
+from django.contrib import admin
+from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.views.main import ChangeList
-from django.contrib.auth import get_permission_codename
 from django.core.exceptions import PermissionDenied
-from django.db import models, router, transaction
-from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect
-from django.urls import URLPattern, path, reverse
+from django.db import connections, models
+from django.db.models import Q
+from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed
+from django.template.response import TemplateResponse
+from django.urls import URLPattern, path
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
-from django.utils.translation import gettext, ngettext
+from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from ..exceptions import JobBusy
-from ..managers import JobQuerySet
 from ..models import Job, Worker
-from ..states import REQUEUABLE, Status
-from . import page
-from .lists import CappedPaginator, JobChangeList, QueueFilter, StatusFilter, TaskFilter, backends
+from ..states import Status
+from . import dead_letters, page
+from .filters import ErrorFilter, FingerprintFilter, QueueFilter, StatusFilter, TaskFilter, TimeFilter
+from .lists import CappedPaginator, JobChangeList
+from .readonly import ReadOnlyAdmin
+from .verbs import VerbsAdmin
+from .words import REQUEUE
 
 SHOWN_ERROR_CHARS = 80  # in the list
-
-
-class ReadOnlyAdmin(admin.ModelAdmin):
-    """
-    Rows that are looked at and never edited here.
-
-    *using* is the database they are read from; ``None`` means that of the first PgQueueBackend in TASKS.
-    """
-
-    using: str | None = None
-
-    @property
-    def database(self) -> str:
-        if self.using is not None:
-            return self.using
-        return next((backend.database for backend in backends()), router.db_for_write(Job))
-
-    def get_queryset(self, request: HttpRequest) -> models.QuerySet:
-        return super().get_queryset(request).using(self.database)
-
-    def has_add_permission(self, request: HttpRequest) -> bool:
-        return False
-
-    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
-
-    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
+KEY_PREFIX = "key:"  # of a search for a job key that looks like an id
 
 
 @admin.register(Job)
-class JobAdmin(ReadOnlyAdmin):
+class JobAdmin(VerbsAdmin):
     list_display = (
         "id",
         "short_task",
@@ -80,16 +55,12 @@ class JobAdmin(ReadOnlyAdmin):
         "created",
     )
     list_display_links = ("id", "short_task")
-    list_filter = (StatusFilter, QueueFilter, TaskFilter)
-    list_per_page = 50
+    list_filter = (StatusFilter, TimeFilter, QueueFilter, TaskFilter, ErrorFilter, FingerprintFilter)
     ordering = ("-id",)
     paginator = CappedPaginator
-    search_fields = ("=id", "=task_path")  # what get_search_results() makes of them
-    search_help_text = _("The id of a job, or the whole path of a task.")
-    show_facets = admin.ShowFacets.NEVER
-    show_full_result_count = False
+    search_fields = ("=id", "=task_path", "=job_key")  # what get_search_results() makes of them
+    search_help_text = _("The id of a job, the whole path of a task, or a job key (key:123 if it looks like an id).")
     sortable_by = ()
-    actions = ("requeue",)
     fieldsets = (
         (
             None,
@@ -101,6 +72,7 @@ class JobAdmin(ReadOnlyAdmin):
                     "queue_name",
                     "backend",
                     "priority",
+                    "job_key",
                     "claimed_by",
                     "last_error",
                 )
@@ -114,26 +86,14 @@ class JobAdmin(ReadOnlyAdmin):
         css = {"all": ("django_pgqueue/admin.css",)}
 
     def get_urls(self) -> list[URLPattern]:
-        requeue = path(
-            "<path:object_id>/requeue/",
-            self.admin_site.admin_view(self.requeue_view),
-            name=f"{self.opts.app_label}_{self.opts.model_name}_requeue",
-        )
-        return [requeue, *super().get_urls()]
-
-    def has_requeue_permission(self, request: HttpRequest, obj: Job | None = None) -> bool:
-        return request.user.has_perm(f"{self.opts.app_label}.{get_permission_codename('requeue', self.opts)}")
+        name = self.url_name("dead_letters").removeprefix("admin:")
+        view = self.admin_site.admin_view(self.dead_letters_view)
+        return [path("dead-letters/", view, name=name), *super().get_urls()]
 
     # The list
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
         return JobChangeList
-
-    def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
-        # Django passes over an action that the user may not run, and shows the list as if nothing were wrong.
-        if "requeue" in request.POST.getlist("action") and not self.has_requeue_permission(request):
-            raise PermissionDenied
-        return super().changelist_view(request, extra_context)
 
     def get_search_results(
         self, request: HttpRequest, queryset: models.QuerySet, search_term: str
@@ -141,8 +101,10 @@ class JobAdmin(ReadOnlyAdmin):
         term = search_term.strip()
         if term.isascii() and term.isdigit() and len(term) <= 19:
             queryset = queryset.filter(pk=int(term))  # Django's "=" would compare texts, without an index
+        elif term.startswith(KEY_PREFIX):
+            queryset = queryset.filter(job_key=term.removeprefix(KEY_PREFIX))
         elif term:
-            queryset = queryset.filter(task_path=term)
+            queryset = queryset.filter(Q(task_path=term) | Q(job_key=term))
         return queryset, False
 
     @admin.display(description=_("task"))
@@ -191,7 +153,6 @@ class JobAdmin(ReadOnlyAdmin):
                 attempts=attempts,
                 attempts_are_all=are_all,
                 newest_traceback=next((attempt for attempt in attempts if attempt.traceback), None),
-                can_requeue=obj.status in REQUEUABLE and self.has_requeue_permission(request, obj),
             )
         return super().render_change_form(request, context, add, change, form_url, obj)
 
@@ -207,78 +168,36 @@ class JobAdmin(ReadOnlyAdmin):
     def shown_return_value(self, job: Job) -> str:
         return page.json_text(job.return_value) if job.status == Status.DONE else self.get_empty_value_display()
 
-    # Requeue
+    # Dead letters by their cause
 
-    @admin.action(permissions=["requeue"], description=_("Requeue selected %(verbose_name_plural)s"))
-    def requeue(self, request: HttpRequest, queryset: JobQuerySet) -> None:
-        done = queryset.requeue(partial(self._log_requeued, request))
-        if done.changed or not (done.busy or done.skipped):
-            text = ngettext("%(count)d job was requeued.", "%(count)d jobs were requeued.", done.changed)
-            level = messages.SUCCESS if done.changed else messages.WARNING
-            self.message_user(request, text % {"count": done.changed}, level)
-        if done.busy:
-            text = ngettext(
-                "%(count)d job is busy: another transaction holds it at this moment. Try again.",
-                "%(count)d jobs are busy: other transactions hold them at this moment. Try again.",
-                done.busy,
-            )
-            self.message_user(request, text % {"count": done.busy}, messages.WARNING)
-        if done.skipped:
-            text = ngettext(
-                "%(count)d job was left as it is: neither failed nor cancelled.",
-                "%(count)d jobs were left as they are: neither failed nor cancelled.",
-                done.skipped,
-            )
-            self.message_user(request, text % {"count": done.skipped}, messages.WARNING)
-
-    def requeue_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        """Requeue one job and go back to its page, which says whether it was done, or the row was busy."""
-        if request.method != "POST":
-            return HttpResponseNotAllowed(["POST"])
-        if not (self.has_view_permission(request) and self.has_requeue_permission(request)):
+    def dead_letters_view(self, request: HttpRequest) -> HttpResponse:
+        if request.method not in ("GET", "HEAD"):
+            return HttpResponseNotAllowed(["GET"])
+        if not self.has_view_permission(request):
             raise PermissionDenied
-        job = self.get_object(request, unquote(object_id))
-        if job is not None:
-            self._requeue_one(request, job)
-        return HttpResponseRedirect(self._page_of(request, object_id))  # which says so if there is no such job
-
-    def _requeue_one(self, request: HttpRequest, job: Job) -> None:
-        try:
-            with transaction.atomic(using=job._state.db):
-                requeued = job.requeue()
-                if requeued:
-                    self.log_change(request, job, gettext("Requeued."))
-        except JobBusy:
-            level = messages.WARNING
-            text = gettext("Job %(id)d is busy: another transaction holds it at this moment. Try again.")
-        else:
-            level = messages.SUCCESS if requeued else messages.WARNING
-            text = (
-                gettext("Job %(id)d was requeued.")
-                if requeued
-                else gettext("Job %(id)d was left as it is: neither failed nor cancelled.")
-            )
-        self.message_user(request, text % {"id": job.pk}, level)
-
-    def _log_requeued(self, request: HttpRequest, job_ids: Iterable[int]) -> None:
-        jobs = Job.objects.using(self.database).filter(pk__in=job_ids).order_by("pk").only("task_path")
-        LogEntry.objects.log_actions(cast(int, request.user.pk), jobs, CHANGE, gettext("Requeued."))
-
-    def _page_of(self, request: HttpRequest, object_id: str) -> str:
-        name = f"admin:{self.opts.app_label}_{self.opts.model_name}_change"
-        url = reverse(name, args=[object_id], current_app=self.admin_site.name)
-        return add_preserved_filters({"preserved_filters": self.get_preserved_filters(request), "opts": self.opts}, url)
+        groups, scanned = dead_letters.groups(connections[self.database])
+        context = {
+            **self.admin_site.each_context(request),
+            "title": gettext("Dead letters by cause"),
+            "opts": self.opts,
+            "media": self.media,
+            "groups": groups[: dead_letters.SHOWN_GROUPS],
+            "groups_are_all": len(groups) <= dead_letters.SHOWN_GROUPS,
+            "scanned": scanned,
+            "jobs_are_all": scanned < dead_letters.SCANNED_JOBS,
+            "verbs": [REQUEUE] if self.has_requeue_permission(request) else [],
+            "checkbox_name": ACTION_CHECKBOX_NAME,
+        }
+        request.current_app = self.admin_site.name
+        return TemplateResponse(request, "admin/django_pgqueue/job/dead_letters.html", context)
 
 
 @admin.register(Worker)
 class WorkerAdmin(ReadOnlyAdmin):
     list_display = ("name", "hostname", "queues", "concurrency", "started", "seen")
-    list_per_page = 50
     ordering = ("name",)
     fields = ("name", "hostname", "process_id", "queues", "concurrency", "started", "seen")
     readonly_fields = ("started", "seen")
-    show_facets = admin.ShowFacets.NEVER
-    show_full_result_count = False
 
     @admin.display(description=_("started at"), ordering="started_at")
     def started(self, worker: Worker) -> str:

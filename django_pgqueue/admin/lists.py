@@ -1,42 +1,104 @@
 """
-The list of jobs at any size of the table: a count that stops, an order that an index has, filters without DISTINCT.
+The list of jobs at any size of the table: counts that stop, an order that an index has, tabs by status.
+
+A count looks at no more than COUNTED_ROWS rows that match. Pending, running and failed jobs have an index of
+their own; of the other statuses the tabs count those among the newest NEWEST_ROWS jobs, so their numbers may
+be too low. A number that may be too low has a plus; where nothing was found but not everything was looked
+at, there is no number.
 """
 
-import sys
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterator
 from functools import cached_property
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
-from django.apps import apps
-from django.contrib import admin
+from django.contrib.admin import SimpleListFilter
 from django.contrib.admin.views.main import ChangeList
 from django.core.paginator import EmptyPage, Paginator
 from django.db import connections, models
 from django.db.models.expressions import Combinable
 from django.http import HttpRequest
 from django.utils.formats import number_format
-from django.utils.translation import gettext_lazy as _
+from django.utils.translation import gettext
 
-from ..backend import PgQueueBackend
-from ..compat import Task, task_backends
-from ..models import Job
-from ..statements.claim import sweep
+from ..statements.database import Connection, fetch
 from ..states import Status
 
 COUNTED_ROWS = 10_000
-RECENT_ROWS = 1_000  # where the task filter looks for names
+NEWEST_ROWS = 20_000
 BIG_COLUMNS = ("args", "kwargs", "return_value")  # up to 1 MB each
+
+# The last three columns are about the newest jobs only. Without a status in it, the walk through them uses the
+# primary key whatever the statistics say.
+COUNT_SQL = """
+SELECT (SELECT count(*) FROM (
+           SELECT FROM django_pgqueue_job WHERE status = 'pending' LIMIT %(counted)s
+       ) AS pending) AS pending,
+       (SELECT count(*) FROM (
+           SELECT FROM django_pgqueue_job WHERE status = 'running' LIMIT %(counted)s
+       ) AS running) AS running,
+       (SELECT count(*) FROM (
+           SELECT FROM django_pgqueue_job WHERE status = 'failed' LIMIT %(counted)s
+       ) AS failed) AS failed,
+       count(*) AS newest,
+       count(*) FILTER (WHERE status = 'blocked') AS blocked,
+       count(*) FILTER (WHERE status = 'held') AS held,
+       count(*) FILTER (WHERE status = 'done') AS done,
+       count(*) FILTER (WHERE status = 'cancelled') AS cancelled
+  FROM (
+    SELECT status
+      FROM django_pgqueue_job
+     ORDER BY id DESC
+     LIMIT %(newest)s
+  ) AS newest
+"""
+INDEXED = (Status.PENDING, Status.RUNNING, Status.FAILED)
+
+
+class AtLeast(int):
+    """A count that was capped: shown as "10000+", also where people are offered to select all of them."""
+
+    def __str__(self) -> str:
+        return f"{int(self)}+"
+
+
+class Tab(NamedTuple):
+    """One status above the list. *number* is empty where it is not known."""
+
+    label: str
+    number: str
+    url: str
+    is_current: bool
+
+
+def capped_count(rows: models.QuerySet, limit: int = COUNTED_ROWS) -> int:
+    """Count *rows*, to *limit* and no further: what counting costs must not grow with the table."""
+    count = rows.order_by()[:limit].values("pk").count()
+    return AtLeast(count) if count >= limit else count
+
+
+def status_counts(connection: Connection) -> dict[str, int]:
+    """Return how many jobs of each status there are; what may be too low is an `AtLeast`."""
+    parameters = {"counted": COUNTED_ROWS, "newest": NEWEST_ROWS}
+    pending, running, failed, newest, *others = fetch(connection, COUNT_SQL, parameters)[0]
+    of_newest = AtLeast if newest >= NEWEST_ROWS else int
+    unindexed = [status for status in Status if status not in INDEXED]
+    return {
+        **{
+            status: AtLeast(count) if count >= COUNTED_ROWS else count
+            for status, count in zip(INDEXED, (pending, running, failed), strict=True)
+        },
+        **{status: of_newest(count) for status, count in zip(unindexed, others, strict=True)},
+    }
 
 
 class CappedPaginator(Paginator):
-    """Counts no further than *limit*: what counting costs must not grow with the table."""
+    """Counts no further than *limit*."""
 
     limit = COUNTED_ROWS
 
     @cached_property
     def count(self) -> int:
-        rows = cast(models.QuerySet, self.object_list).order_by()
-        return rows[: self.limit].values("pk").count()
+        return int(capped_count(cast(models.QuerySet, self.object_list), self.limit))
 
     @property
     def is_capped(self) -> bool:
@@ -51,13 +113,6 @@ class CappedPaginator(Paginator):
             if self.is_capped and int(number) > self.num_pages:
                 return self.num_pages
             raise
-
-
-class AtLeast(int):
-    """A count that was capped: shown as "10000+", also where people are offered to select all of them."""
-
-    def __str__(self) -> str:
-        return f"{int(self)}+"
 
 
 class JobChangeList(ChangeList):
@@ -77,91 +132,28 @@ class JobChangeList(ChangeList):
         if self.paginator.is_capped and number_format(self.result_count).isdigit():
             self.result_count = AtLeast(self.result_count)
 
+    def tabs(self) -> Iterator[Tab]:
+        """Yield a tab for all jobs and for each status; with numbers where nothing else is filtered."""
+        current = self.params.get("status")
+        is_all_there_is = {title for title, _value in self.conditions()} <= {gettext("status")}
+        counts = status_counts(connections[self.root_queryset.db]) if is_all_there_is else {}
+        yield Tab(gettext("All"), "", self.get_query_string(remove=["status", "p"]), current is None)
+        for status in Status:
+            url = self.get_query_string({"status": status.value}, remove=["p"])
+            yield Tab(str(status.label), _number(counts.get(status)), url, current == status)
 
-class ExactFilter(admin.SimpleListFilter):
-    """Offers known values of the column *field_name*, and whatever value the URL asks for."""
-
-    field_name: str
-
-    def known_values(self, model_admin: Any) -> Iterable[str]:
-        raise NotImplementedError
-
-    def label(self, value: str, others: Collection[str]) -> str:
-        return value
-
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        values = {*self.known_values(model_admin), *filter(None, [self.value()])}
-        return sorted(((value, self.label(value, values)) for value in values), key=lambda pair: (pair[1], pair[0]))
-
-    def queryset(self, request: HttpRequest, queryset: models.QuerySet) -> models.QuerySet | None:
-        value = self.value()
-        if value is None:
-            return queryset
-        # PostgreSQL refuses a text with NUL, so no row has one.
-        return queryset.none() if "\x00" in value else queryset.filter(**{self.field_name: value})
+    def conditions(self) -> list[tuple[str, str]]:
+        """Return what the list is filtered by, as pairs of a title and a value to show."""
+        found = []
+        for spec in cast(list[SimpleListFilter], self.filter_specs):
+            if (value := spec.value()) is not None:
+                labels = {name: str(label) for name, label in spec.lookup_choices}
+                found.append((str(spec.title), labels.get(value, value)))
+        return [*found, *([(gettext("search"), self.query)] if self.query else [])]
 
 
-class StatusFilter(ExactFilter):
-    title = _("status")
-    parameter_name = field_name = "status"
-
-    def lookups(self, request: HttpRequest, model_admin: Any) -> Any:
-        return Status.choices
-
-
-class QueueFilter(ExactFilter):
-    """Offers the queues in TASKS, and those with pending jobs, which one walk through an index finds."""
-
-    title = _("queue")
-    parameter_name = "queue"
-    field_name = "queue_name"
-
-    def known_values(self, model_admin: Any) -> Iterable[str]:
-        database = model_admin.database
-        for backend in backends():
-            if backend.database == database:
-                yield from backend.queues
-        for band in sweep(connections[database]):
-            yield band.queue_name
-
-
-class TaskFilter(ExactFilter):
-    """
-    Offers the tasks of this code, and those of the newest jobs, which may be of another version of it.
-
-    Not every task in the table: no index knows them, and a DISTINCT would read all of it. Older jobs of
-    tasks that are gone are found by searching for the task's path.
-    """
-
-    title = _("task")
-    parameter_name = "task"
-    field_name = "task_path"
-
-    def known_values(self, model_admin: Any) -> Iterable[str]:
-        yield from _imported_task_paths()
-        newest = Job.objects.using(model_admin.database).order_by("-pk")
-        yield from newest.values_list("task_path", flat=True)[:RECENT_ROWS]
-
-    def label(self, value: str, others: Collection[str]) -> str:
-        name = _name_of(value)
-        return name if sum(_name_of(other) == name for other in others) == 1 else value
-
-
-def backends() -> list[PgQueueBackend]:
-    """Return the backends in TASKS that keep their jobs in our table."""
-    return [backend for backend in task_backends.all() if isinstance(backend, PgQueueBackend)]
-
-
-def _imported_task_paths() -> Iterator[str]:
-    """Yield the tasks in modules called ``tasks`` of installed apps, as far as this process has imported them."""
-    app_names = {config.name for config in apps.get_app_configs()}
-    for module_name, module in list(sys.modules.items()):
-        app_name, found, rest = module_name.partition(".tasks")
-        if found and app_name in app_names and rest[:1] in ("", "."):
-            for value in list(vars(module).values()):
-                if issubclass(type(value), Task):  # isinstance() would wake lazy objects
-                    yield value.module_path
-
-
-def _name_of(task_path: str) -> str:
-    return task_path.rpartition(".")[2]
+def _number(count: int | None) -> str:
+    if count is None or (count == 0 and isinstance(count, AtLeast)):
+        return ""
+    sign = "+" if isinstance(count, AtLeast) else ""
+    return f"{number_format(int(count), force_grouping=True)}{sign}"

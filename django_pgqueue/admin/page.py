@@ -12,6 +12,7 @@ from django.utils.translation import gettext, pgettext
 
 from ..models import Job, JobAttempt
 from ..states import Status
+from . import frames
 
 SHOWN_CHARS = 20_000  # of one JSON value
 SHOWN_ATTEMPTS = 25  # each may bring a traceback of 64,000 characters
@@ -35,7 +36,7 @@ class ShownAttempt(NamedTuple):
     started: str
     ended: str
     duration: str
-    traceback: str
+    traceback: list[frames.Part]
 
 
 def timeline(job: Job) -> list[TimelineEvent]:
@@ -79,7 +80,7 @@ def _unrecorded_attempt(job: Job) -> list[ShownAttempt]:
             started=time_text(job.claimed_at),
             ended=time_text(job.finished_at) if job.finished_at else "",
             duration=duration_text(job.finished_at - job.claimed_at) if job.finished_at else "",
-            traceback="",
+            traceback=[],
         )
     ]
 
@@ -96,7 +97,7 @@ def _failed_attempt(attempt: JobAttempt) -> ShownAttempt:
         started=time_text(attempt.started_at),
         ended=time_text(attempt.ended_at),
         duration=duration_text(attempt.ended_at - attempt.started_at),
-        traceback=attempt.traceback,
+        traceback=frames.parts(attempt.traceback),
     )
 
 

@@ -7,6 +7,8 @@ arrives during a round makes the next batch.
 
 Run as ``python -m django_pgqueue.worker.child``, with a first line of JSON on standard input. Later lines
 are the supervisor's words: stop, wake, lost. Their end is the supervisor's death.
+
+What the loop decides by belongs to it alone. Other threads put things in queues or raise a flag, and wake it.
 """
 
 import json
@@ -26,14 +28,12 @@ import psycopg
 
 from ..compat import task_backends
 from ..conf import Options
-from ..outcomes import Claim, Outcome, Released, Retried
+from ..outcomes import Claim, Outcome, Released, Retried, Snoozed
 from ..statements import claim as claiming
 from ..statements import leases
 from ..statements.database import is_lock_conflict, is_refusal
 from ..statements.settle import Settlement, settle, settle_carefully
-from . import attempt
-from .attempt import Attempted
-from .cleaning import leave_clean
+from .announcer import Announcer
 from .config import WorkerConfig
 from .connection import Outage, Session
 from .holdings import Holdings
@@ -45,6 +45,7 @@ logger = logging.getLogger("django_pgqueue")
 
 STALE_BUFFER_SECONDS = 0.2  # a buffered job that found no slot in this time goes back
 BUSY_PAUSE_SECONDS = 0.2  # before the next try to settle a row that someone holds
+CATCH_UP_SECONDS = 0.1  # between two looks at whether the announcer has caught up
 LONGEST_SLEEP_SECONDS = 3_600.0
 READY = b"ready\n"  # what a child says to its supervisor once it has started
 
@@ -59,6 +60,7 @@ class Child:
         self._config = config
         self._owner_base = owner
         self._owner_number = 1
+        self._has_unconfirmed_claim = False  # one was sent, and its COMMIT not answered
         self._abandoned: dict[str, float] = {}  # earlier owner names, and until when to look for their rows
         self._holdings = holdings
         self._words = words
@@ -70,6 +72,7 @@ class Child:
         self._alarms: SimpleQueue[None] = SimpleQueue()  # its put() may be called from a signal handler
         self._held: dict[Claim, HeldJob] = {}
         self._unsettled: list[Outcome] = []
+        self._was_woken = False
         self._claim_at = 0.0  # monotonic; when to look for jobs next
         self._retry_at = 0.0  # when to touch the database again after a failure
         self._buffered_since: float | None = None
@@ -89,7 +92,11 @@ class Child:
             self._sleep(pause)
         if not self._held:  # otherwise a task has outlasted the grace period
             self._slots.stop()
-        self._announcer.stop()
+        self._announcer.finish()
+        while not self._announcer.has_ended(patience=1.0):
+            if self._stop_by is not None and time.monotonic() > self._stop_by:
+                logger.warning("A receiver of task_finished has outlasted the grace period.")
+                break
         self._session.close()
         return 0
 
@@ -101,7 +108,8 @@ class Child:
 
     def wake(self) -> None:
         """Look for jobs now. From any thread."""
-        self._claim_at = 0.0
+        # A flag: a round that is under way will set the time of the next look, and has not seen these jobs.
+        self._was_woken = True
         self._wake_up()
 
     def _wake_up(self) -> None:
@@ -121,7 +129,7 @@ class Child:
         self._give_back_unstarted()
         now = time.monotonic()
         if now < self._retry_at:
-            return self._retry_at - now
+            return self._sleep_seconds()
         wanted = self._wanted(now)
         if not self._unsettled and not wanted and not self._abandoned:
             return self._sleep_seconds()
@@ -131,6 +139,7 @@ class Child:
             self._retry_at = time.monotonic() + self._recover_from(error)
             return 0.0
         self._outage.over()
+        self._has_unconfirmed_claim = False
         self._accept(settlement)
         self._hand_over(claimed, earlier)
         if settlement.busy:
@@ -149,6 +158,9 @@ class Child:
                     claimed = self._claim(connection, wanted)
                     earlier = claiming.earlier_attempts(connection, claimed)
         except (psycopg.Error, UnicodeEncodeError) as error:
+            # What the claim saw was rolled back with it, or is in doubt.
+            self._claim_at = 0.0
+            self._drained = False
             if not batch or not (is_lock_conflict(error) or is_refusal(error)):
                 raise
             # One row must not keep the others; claiming waits for the next turn.
@@ -159,6 +171,7 @@ class Child:
     def _claim(self, connection: psycopg.Connection, wanted: int) -> list[claiming.ClaimedJob]:
         queues = self._config.queues
         bands = queues.served(claiming.sweep(connection, queues.to_sweep))
+        self._has_unconfirmed_claim = True
         claimed = claiming.claim(connection, claiming.due(bands), self._owner, wanted, self._config.lease)
         if len(claimed) < wanted:
             # Nothing more now: jobs may be locked by others or not due. A notification, the next due
@@ -174,6 +187,11 @@ class Child:
         return claimed
 
     def _wanted(self, now: float) -> int:
+        if self._was_woken:
+            self._was_woken = False
+            self._claim_at = 0.0
+        if self._announcer.is_far_behind:
+            self._claim_at = now + CATCH_UP_SECONDS
         if self._stop_by is not None or now < self._claim_at:
             return 0
         return self._pacing.wanted(len(self._held))
@@ -188,6 +206,7 @@ class Child:
             self._buffered_since = time.monotonic()
             if held.is_lost:
                 self._forget(held.claim)
+                self._drained = False  # it may have enqueued others
             else:
                 self._unsettled.append(held.attempted.outcome)
 
@@ -223,6 +242,7 @@ class Child:
             self._held[claim] = held
             self._slots.give(held)
         if claimed:
+            self._pacing.claimed(len(claimed), sum(len(job.args) + len(job.kwargs) for job in claimed))
             self._buffered_since = time.monotonic()
 
     # ---- what the database answers
@@ -239,7 +259,7 @@ class Child:
         for written in settlement.settled:
             if (held := self._forget(written.claim)) is not None and held.attempted is not None:
                 self._announcer.announce(held.attempted, written)
-            if isinstance(written, Retried):
+            if isinstance(written, Retried | Snoozed):
                 self._claim_at = min(self._claim_at, time.monotonic() + written.delay_seconds)
         for lost in settlement.lost:
             self._forget(lost.claim)
@@ -254,12 +274,17 @@ class Child:
 
     def _recover_from(self, error: psycopg.Error) -> float:
         """Get ready for another try after a failed round; return the seconds to pause."""
-        if is_lock_conflict(error):
+        if is_lock_conflict(error):  # rolled back, for certain
+            self._has_unconfirmed_claim = False
             return BUSY_PAUSE_SECONDS * random.uniform(0.8, 1.2)
-        # Whether the round's claims were committed is unknown. Under a new name they can be told from
-        # those that are known; what the old name still holds goes back.
-        self._abandoned[self._owner] = time.monotonic() + self._config.lease
-        self._owner_number += 1
+        if self._has_unconfirmed_claim:
+            # Whether it was committed is unknown. Under a new name such claims can be told from those that
+            # are known; what the old name still holds goes back.
+            self._abandoned[self._owner] = 0.0
+            self._owner_number += 1
+            self._has_unconfirmed_claim = False
+        # A lease is long enough for the old connection's last statement, from when there is a database again.
+        self._abandoned = dict.fromkeys(self._abandoned, time.monotonic() + self._config.lease)
         self._session.close()
         return self._outage.failed(error)
 
@@ -331,35 +356,6 @@ class Child:
         self.stop(min(self._config.grace, self._config.lease / 3))
 
 
-class Announcer:
-    """A thread that logs and signals what has been committed, so that a slow receiver holds no round up."""
-
-    def __init__(self) -> None:
-        self._ended: SimpleQueue[tuple[Attempted, Outcome] | None] = SimpleQueue()
-        self._thread = threading.Thread(target=self._work, name="pgqueue-announcer", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def announce(self, attempted: Attempted, written: Outcome) -> None:
-        self._ended.put((attempted, written))
-
-    def stop(self) -> None:
-        """Announce what is left, and end."""
-        self._ended.put(None)
-        self._thread.join()
-
-    def _work(self) -> None:
-        while (ended := self._ended.get()) is not None:
-            try:
-                attempt.log(*ended)
-                attempt.announce(*ended)
-            except Exception:
-                logger.exception("Announcing the end of job %s failed.", ended[0].job.id)
-            finally:
-                leave_clean()
-
-
 def _one_for_each_job(outcomes: Sequence[Outcome]) -> list[Outcome]:
     """Of a job that was lost and claimed again here, one ending at a time."""
     first: dict[int, Outcome] = {}
@@ -378,9 +374,32 @@ def _log_lost(claim: Claim) -> None:
 
 
 def main() -> None:
-    parameters: dict[str, Any] = json.loads(sys.stdin.readline())
+    code = 1
+    try:
+        code = _serve(_take_over_stdin())
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    with suppress(OSError, ValueError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    # Whatever still runs here must not keep the process: its claims would be renewed for ever.
+    os._exit(code)
+
+
+def _take_over_stdin() -> TextIO:
+    """Return standard input, and leave an empty one: the subprocesses of tasks would read the supervisor's words."""
+    words = os.fdopen(os.dup(0), encoding="ascii")  # not inheritable
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    return words
+
+
+def _serve(words: TextIO) -> int:
+    parameters: dict[str, Any] = json.loads(words.readline())
+    for descriptor in (parameters["voice"], parameters["holdings"]):
+        os.set_inheritable(descriptor, False)  # subprocesses of tasks have no business with them
     config = WorkerConfig.from_json(parameters["config"])
-    configure_logging(config.log_level)
     child_of: list[Child] = []
 
     def stop(signum: int, frame: Any) -> None:
@@ -392,20 +411,23 @@ def main() -> None:
     # A Ctrl-C reaches the whole group, and the supervisor decides. A handler, because the subprocesses of
     # tasks would inherit SIG_IGN.
     signal.signal(signal.SIGINT, lambda signum, frame: None)
+    os.register_at_fork(after_in_child=_take_signals_as_usual)
 
     import django
 
     django.setup()
+    configure_logging(config.log_level)
     holdings = Holdings(parameters["holdings"], Pacing.capacity(config.concurrency))
-    child = Child(config, parameters["owner"], parameters["application_name"], holdings, sys.stdin)
+    child = Child(config, parameters["owner"], parameters["application_name"], holdings, words)
     child_of.append(child)
-    for descriptor in (parameters["voice"], parameters["holdings"]):
-        os.set_inheritable(descriptor, False)  # subprocesses of tasks have no business with them
     os.write(parameters["voice"], READY)
-    code = child.run()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)  # a task that outlasted its grace period must not keep the process
+    return child.run()
+
+
+def _take_signals_as_usual() -> None:
+    """In a process that a task has forked, such as a pool of multiprocessing, which ends its members by SIGTERM."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ next one, perhaps of another tenant, must not meet any of it.
 """
 
 import logging
+from contextlib import suppress
 from typing import Any
 
 from django.db import connections
@@ -13,12 +14,25 @@ from django.db import connections
 logger = logging.getLogger("django_pgqueue")
 
 
-def leave_clean() -> None:
-    """Close the calling thread's connections, or reset those that DATABASES says to keep."""
+def begin_fresh() -> None:
+    """Let go of connections that have grown too old, as Django does before a request, and have the others checked."""
+    for connection in connections.all(initialized_only=True):
+        try:
+            connection.close_if_unusable_or_obsolete()
+        except Exception:
+            _drop(connection)
+
+
+def leave_clean(*, may_keep: bool = True) -> None:
+    """
+    Close the calling thread's connections, or reset those that DATABASES says to keep.
+
+    Unless it *may_keep* them, because the thread ends: nobody would close them.
+    """
     for connection in connections.all(initialized_only=True):
         try:
             if connection.connection is not None:
-                _clean(connection)
+                _clean(connection, may_keep)
         except Exception:
             # Whatever is wrong with it, a new one takes its place.
             logger.debug("Dropping a connection to %r that could not be cleaned.", connection.alias, exc_info=True)
@@ -27,14 +41,14 @@ def leave_clean() -> None:
             connection.queries_log.clear()  # of DEBUG, which would grow for as long as the worker lives
 
 
-def _clean(connection: Any) -> None:
+def _clean(connection: Any, may_keep: bool) -> None:
     if connection.in_atomic_block or not connection.get_autocommit() or connection.closed_in_transaction:
         _drop(connection)
     elif connection.settings_dict["OPTIONS"].get("pool"):
         # Django's pool hands sessions on as they are.
         _reset(connection)
         connection.close()
-    elif connection.close_at is None or connection.settings_dict["CONN_MAX_AGE"]:
+    elif may_keep and (connection.close_at is None or connection.settings_dict["CONN_MAX_AGE"]):
         connection.close_if_unusable_or_obsolete()
         if connection.connection is not None:
             _reset(connection)
@@ -53,9 +67,8 @@ def _reset(connection: Any) -> None:
 def _drop(connection: Any) -> None:
     """Close for real and let Django make a new wrapper: this one may believe that it is in a transaction."""
     raw = connection.connection
-    try:
+    with suppress(Exception):  # nothing depends on it any more
         if raw is not None:
             raw.close()
             connection.close()
-    finally:
-        del connections[connection.alias]
+    del connections[connection.alias]

@@ -37,9 +37,13 @@ class Holdings:
     @classmethod
     def create(cls, capacity: int) -> "Holdings":
         """Make an empty table for up to *capacity* claims."""
-        with tempfile.TemporaryFile() as file:
-            file.truncate(_ENTRY.size * capacity)
-            return cls(os.dup(file.fileno()), capacity)
+        descriptor = _file_without_name()
+        try:
+            os.truncate(descriptor, _ENTRY.size * capacity)
+            return cls(descriptor, capacity)
+        except BaseException:
+            os.close(descriptor)
+            raise
 
     def add(self, claim: Claim) -> int:
         """Publish *claim* as buffered and return its place."""
@@ -70,3 +74,10 @@ class Holdings:
     def _write_state(self, place: int, state: int) -> None:
         offset = place * _ENTRY.size + _STATE_OFFSET
         self._map[offset : offset + 8] = _STATES[state]
+
+
+def _file_without_name() -> int:
+    if hasattr(os, "memfd_create"):  # Linux; needs no place on a disk, which may be full or read-only
+        return os.memfd_create("django_pgqueue holdings")
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())

@@ -2,11 +2,12 @@
 How many jobs a child claims at a time.
 
 As many as it has slots, and on top of that what the slots will finish in a tenth of a second: short jobs
-come in large batches, long ones are never hoarded.
+come in large batches, long ones are never hoarded. Nor are large ones, because a buffer is memory.
 """
 
 BUFFERED_SECONDS = 0.1
 MAX_BUFFERED = 500
+MAX_BUFFERED_CHARS = 16_000_000  # of arguments
 WEIGHT = 0.05  # of the newest job in the average
 
 
@@ -14,11 +15,18 @@ class Pacing:
     def __init__(self, slots: int) -> None:
         self._slots = slots
         self._average = BUFFERED_SECONDS  # seconds of a job; until there is one, no buffer
+        self._average_chars = 0.0  # of a job's arguments
 
     @staticmethod
     def capacity(slots: int) -> int:
         """The most jobs that a child with so many *slots* ever holds."""
         return slots + MAX_BUFFERED
+
+    def claimed(self, jobs: int, chars: int) -> None:
+        """Learn how many *chars* the arguments of so many *jobs* take: from large ones at once, from small slowly."""
+        average = chars / jobs
+        weight = 1 if average > self._average_chars else WEIGHT
+        self._average_chars += weight * (average - self._average_chars)
 
     def finished(self, seconds: float) -> None:
         """Learn from a job that took so many *seconds*."""
@@ -30,7 +38,11 @@ class Pacing:
 
     def wanted(self, held: int) -> int:
         """Return how many jobs to claim while *held* are in hand; none while half of the buffer is left."""
-        buffer = min(int(self._slots * BUFFERED_SECONDS / max(self._average, 1e-6)) - self._slots, MAX_BUFFERED)
+        buffer = min(
+            int(self._slots * BUFFERED_SECONDS / max(self._average, 1e-6)) - self._slots,
+            int(MAX_BUFFERED_CHARS / max(self._average_chars, 1.0)),
+            MAX_BUFFERED,
+        )
         if buffer <= 0:
             return max(self._slots - held, 0)
         return self._slots + buffer - held if held < self._slots + buffer // 2 else 0

@@ -1,14 +1,15 @@
 """
 A child as its supervisor sees it: a fresh interpreter, two pipes, and the table of claims that both map.
 
-The pipe to its standard input carries words and life: when the supervisor dies, it ends. Words may be
-dropped when the child does not read: a wake-up is only a hint, and what was lost is said again at the
-next renewal.
+The pipe to its standard input carries words and life: when the supervisor dies, it ends. A word is written
+whole or, when the child does not read, not at all: a wake-up is only a hint, what was lost is said again at
+the next renewal, and to stop there is a signal, too.
 """
 
 import json
 import os
 import secrets
+import select
 import socket
 import subprocess
 import sys
@@ -22,6 +23,9 @@ from .child import READY
 from .config import WorkerConfig
 from .holdings import Held, Holdings
 from .pacing import Pacing
+
+# A write of at most PIPE_BUF bytes, 4,096 on Linux and 512 by POSIX, is never done by halves.
+CLAIMS_IN_A_WORD = max(select.PIPE_BUF // 64, 1)
 
 
 class ChildProcess:
@@ -37,13 +41,14 @@ class ChildProcess:
         self._holdings = Holdings.create(Pacing.capacity(config.concurrency))
         self._said, voice = os.pipe()
         os.set_blocking(self._said, False)
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "django_pgqueue.worker.child"],
-            stdin=subprocess.PIPE,
-            pass_fds=(self._holdings.descriptor, voice),
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(str(Path(path).absolute()) for path in sys.path if path)},
-        )
-        os.close(voice)
+        try:
+            self._process = self._start(voice)
+        except OSError:
+            os.close(self._said)
+            self._holdings.close()
+            raise
+        finally:
+            os.close(voice)
         self._say_line(
             {
                 "config": config.to_json(),
@@ -55,6 +60,15 @@ class ChildProcess:
         )
         assert self._process.stdin is not None
         os.set_blocking(self._process.stdin.fileno(), False)
+
+    def _start(self, voice: int) -> "subprocess.Popen[bytes]":
+        paths = os.pathsep.join(str(Path(path).absolute()) for path in sys.path if path)
+        return subprocess.Popen(
+            [sys.executable, "-m", "django_pgqueue.worker.child"],
+            stdin=subprocess.PIPE,
+            pass_fds=(self._holdings.descriptor, voice),
+            env={**os.environ, "PYTHONPATH": paths},
+        )
 
     @property
     def pid(self) -> int:
@@ -87,7 +101,8 @@ class ChildProcess:
     def stop(self, grace: float) -> None:
         """Tell it to finish what runs, within *grace* seconds."""
         self.was_told_to_stop = True
-        self._say_line({"word": "stop", "grace": grace})
+        if not self._say_line({"word": "stop", "grace": grace}):
+            self._process.terminate()  # this will be there when it comes to itself
 
     def wake(self) -> None:
         """Tell it that there may be jobs."""
@@ -95,7 +110,8 @@ class ChildProcess:
 
     def tell_lost(self, claims: list[Claim]) -> None:
         """Tell it that *claims* are not its own any more."""
-        self._say_line({"word": "lost", "claims": claims})
+        for start in range(0, len(claims), CLAIMS_IN_A_WORD):
+            self._say_line({"word": "lost", "claims": claims[start : start + CLAIMS_IN_A_WORD]})
 
     def forget(self) -> None:
         """Close what connects the two, after its death."""
@@ -107,8 +123,11 @@ class ChildProcess:
             os.close(self._said)
             self._holdings.close()
 
-    def _say_line(self, words: dict[str, Any]) -> None:
+    def _say_line(self, words: dict[str, Any]) -> bool:
+        """Whether the pipe took it."""
         assert self._process.stdin is not None
         with self._lock, suppress(BlockingIOError, BrokenPipeError):
             if not self._is_forgotten:
                 os.write(self._process.stdin.fileno(), json.dumps(words).encode() + b"\n")
+                return True
+        return False

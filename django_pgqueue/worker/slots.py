@@ -24,10 +24,12 @@ from ..outcomes import Claim, Failed
 from ..statements.claim import ClaimedJob, EarlierAttempt
 from . import attempt
 from .attempt import Attempted
-from .cleaning import leave_clean
+from .cleaning import begin_fresh, leave_clean
 from .holdings import Holdings
 
 logger = logging.getLogger("django_pgqueue")
+
+STOP_SECONDS = 1.0  # for the event loop to end
 
 
 @dataclass(slots=True, eq=False)
@@ -107,6 +109,7 @@ class Slots:
 
     def _attempt(self, job: HeldJob) -> Attempted:
         try:
+            begin_fresh()
             # A copy, so that a language, a time zone or any other context of the task ends with it.
             return copy_context().run(
                 attempt.run,
@@ -137,6 +140,7 @@ class AsyncTasks:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._running: set[asyncio.Task[Any]] = set()  # touched in the loop's thread only
+        self._stopping = False
 
     def run(self, task: Task, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run *task* in the loop while the calling slot waits; raises what it raises."""
@@ -147,10 +151,13 @@ class AsyncTasks:
             self._loop.call_soon_threadsafe(self._cancel_running)
 
     def stop(self) -> None:
+        """End the loop, if it ends soon: something that a task has left behind may block it."""
         if self._loop is not None and self._thread is not None:
+            self._stopping = True
             self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
-            self._loop.close()
+            self._thread.join(STOP_SECONDS)
+            if not self._thread.is_alive():
+                self._loop.close()
 
     async def _run(self, task: Task, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         this = asyncio.current_task()
@@ -162,7 +169,7 @@ class AsyncTasks:
                 try:
                     return await task.acall(*args, **kwargs)
                 finally:
-                    await sync_to_async(leave_clean, thread_sensitive=True)()
+                    await sync_to_async(leave_clean, thread_sensitive=True)(may_keep=False)
         finally:
             self._running.discard(this)
 
@@ -174,6 +181,16 @@ class AsyncTasks:
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
-                self._thread = threading.Thread(target=self._loop.run_forever, name="pgqueue-async", daemon=True)
+                self._thread = threading.Thread(
+                    target=self._work, args=(self._loop,), name="pgqueue-async", daemon=True
+                )
                 self._thread.start()
             return self._loop
+
+    def _work(self, loop: asyncio.AbstractEventLoop) -> None:
+        while not self._stopping:
+            try:
+                loop.run_forever()
+            except BaseException:
+                # A SystemExit ends its task and leaves the loop, which has others to run.
+                logger.debug("An async task has left the event loop; going on.", exc_info=True)

@@ -129,9 +129,14 @@ class Supervisor:
         return LOOK_SECONDS
 
     def _start_child(self) -> None:
-        self._child = ChildProcess(self._config)
         self._child_started = False
         self._child_since = time.monotonic()
+        try:
+            self._child = ChildProcess(self._config)
+        except OSError as error:  # no memory, or too many processes or files
+            self._early_deaths += 1
+            self._plan_restart()
+            logger.error("A child could not be started (%s).", error)
 
     def _look_after_child(self) -> None:
         child = self._child
@@ -145,7 +150,8 @@ class Supervisor:
         if exit_code is None:
             return
         self._child = None
-        expected = exit_code == 0 and (child.was_told_to_stop or self._config.burst)
+        # A burst is over when the child ends and holds nothing; a task, too, can end the process with 0.
+        expected = exit_code == 0 and (child.was_told_to_stop or (self._config.burst and not child.held()))
         if not self._child_started and not child.was_told_to_stop:
             self._early_deaths += 1
         self._upkeep.report(
@@ -206,6 +212,5 @@ class Supervisor:
                 return True
             except psycopg.Error as error:
                 session.close()
-                if not is_lock_conflict(error):
-                    self._sleep(outage.failed(error))
+                self._sleep(LOOK_SECONDS if is_lock_conflict(error) else outage.failed(error))
         return False

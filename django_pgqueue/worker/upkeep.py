@@ -4,6 +4,9 @@ puts the claims of dead children in order, and deletes old done jobs.
 
 Any number of workers do this at the same time. Nobody is the leader: each statement checks what it
 changes under the row's lock.
+
+It does one small thing at a time, always the most urgent that is due. So neither a long backlog nor
+something that fails or is slow keeps leases from being renewed.
 """
 
 import logging
@@ -14,7 +17,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
@@ -37,8 +40,9 @@ logger = logging.getLogger("django_pgqueue")
 
 RECOVERY_ROWS = 500
 PRUNE_ROWS = 1_000
-PRUNE_SLICES = 10  # of one tick
+SLICE_PAUSE_SECONDS = 0.2  # between two slices, for the jobs' sake
 PRUNE_PAUSE_SECONDS = 60.0  # after the whole table was walked
+CONFLICT_PAUSE_SECONDS = 1.0
 FIRST_BURIAL_PAUSE_SECONDS = 0.1
 LONGEST_BURIAL_PAUSE_SECONDS = 5.0
 FORGET_WORKERS_SECONDS = 24 * 3600.0
@@ -49,6 +53,14 @@ SELECT count(*)
   FROM pg_stat_activity
  WHERE application_name = %(name)s
    AND datname = current_database()
+"""
+
+# Rows that someone held when the others were put in order.
+LEFT_SQL = """
+SELECT count(*)
+  FROM django_pgqueue_job
+ WHERE status = 'running'
+   AND starts_with(claimed_by, %(owner)s)
 """
 
 
@@ -63,13 +75,22 @@ class Death(NamedTuple):
 
 
 class Burial:
-    """What is left to do about a `Death`: repeated until none of its backends is there."""
+    """What is left to do about a `Death`: repeated until none of its backends and none of its claims is there."""
 
     def __init__(self, death: Death, until: float) -> None:
         self.death = death
         self.until = until
         self.next_at = 0.0
         self.pause = FIRST_BURIAL_PAUSE_SECONDS
+
+
+class Duty:
+    """Something to be done again and again. *do* returns the seconds until it is due next."""
+
+    def __init__(self, do: Callable[[], float]) -> None:
+        self.do = do
+        self.next_at = 0.0
+        self.trouble = Outage(logging.WARNING)  # other than that the database is away
 
 
 class Upkeep(threading.Thread):
@@ -86,9 +107,11 @@ class Upkeep(threading.Thread):
         self._stopping = False
         self._deaths: SimpleQueue[Death] = SimpleQueue()
         self._burials: list[Burial] = []
-        self._next_tick = 0.0
+        self._renewed_at = time.monotonic()
         self._pruned_up_to = 0
-        self._next_prune = 0.0
+        self._burying = Duty(self._bury_one)
+        # The most urgent first.
+        self._duties = [Duty(self._renew), self._burying, *map(Duty, (self._recover, self._report_worker, self._prune))]
 
     def report(self, death: Death) -> None:
         """Have the claims of a dead child put in order."""
@@ -103,55 +126,50 @@ class Upkeep(threading.Thread):
 
     def run(self) -> None:
         while not (self._stopping and self._deaths.empty() and not self._burials):
-            pause = self._next_pause()
-            if pause > 0:
-                self._sleep(pause)
-                continue
-            try:
-                self._work()
-                self._outage.over()
-            except psycopg.Error as error:
-                if not is_lock_conflict(error):
-                    self._session.close()
-                    self._sleep(self._outage.failed(error))
-                else:
-                    self._sleep(1.0)
-            except Exception:  # a thread begins here, and leases depend on it
-                logger.exception("Upkeep failed; trying again.")
-                self._session.close()
-                self._sleep(1.0)
+            while not self._deaths.empty():
+                self._burials.append(Burial(self._deaths.get(), until=time.monotonic() + self._config.lease))
+                self._burying.next_at = 0.0
+            duties = [self._burying] if self._stopping else self._duties
+            now = time.monotonic()
+            due = next((duty for duty in duties if duty.next_at <= now), None)
+            if due is not None:
+                self._do(due)
+            else:
+                self._sleep(min(duty.next_at for duty in duties) - now)
         self._say_goodbye()
         self._session.close()
+
+    def _do(self, duty: Duty) -> None:
+        try:
+            pause = duty.do()
+            self._outage.over()
+            duty.trouble.over()
+        except psycopg.OperationalError as error:
+            if is_lock_conflict(error):
+                pause = min(CONFLICT_PAUSE_SECONDS, self._config.renewal_interval / 2)
+            else:  # then nothing else can be done, either
+                self._session.close()
+                self._sleep(self._outage.failed(error))
+                return
+        except Exception as error:  # a thread begins here; the other duties are done all the same
+            self._session.close()
+            pause = duty.trouble.failed(error)
+        duty.next_at = time.monotonic() + pause
 
     def _sleep(self, seconds: float) -> None:
         with suppress(Empty):
             self._alarms.get(timeout=seconds)
 
-    def _next_pause(self) -> float:
-        now = time.monotonic()
-        if not self._deaths.empty():
-            return 0.0
-        moments = [burial.next_at for burial in self._burials]
-        if not self._stopping:
-            moments.append(self._next_tick)
-        return max(min(moments, default=now) - now, 0.0)
+    def _interval(self) -> float:
+        return self._config.renewal_interval * random.uniform(0.8, 1.0)
 
-    def _work(self) -> None:
-        now = time.monotonic()
-        while not self._deaths.empty():
-            self._burials.append(Burial(self._deaths.get(), until=now + self._config.lease))
-        for burial in [burial for burial in self._burials if burial.next_at <= now]:
-            self._bury(burial)
-        if not self._stopping and now >= self._next_tick:
-            self._renew()
-            self._recover()
-            self._report_worker()
-            self._prune()
-            self._next_tick = time.monotonic() + self._config.renewal_interval * random.uniform(0.8, 1.0)
+    def _small_round(self) -> AbstractContextManager[Connection]:
+        """A round of something that a renewal must not wait for."""
+        return self._session.round(self._config.renewal_interval / 2)
 
     # ---- leases
 
-    def _renew(self) -> None:
+    def _renew(self) -> float:
         for child in self._children():
             claims = [held.claim for held in child.held()]
             if not claims:
@@ -164,26 +182,42 @@ class Upkeep(threading.Thread):
             # What has been settled since the list was read is missing, too; the child knows it no more.
             if lost:
                 child.tell_lost(lost)
+        self._renewed_at = time.monotonic()
+        return self._interval()
 
-    def _recover(self) -> None:
-        while True:
-            with self._session.round() as connection:
-                recovered = recover_lost(connection, leases.lock_expired(connection, RECOVERY_ROWS))
-            if recovered:
-                failed = sum(job.status == "failed" for job in recovered)
-                logger.warning(
-                    "Recovered %d jobs whose lease had ended; %d of them have no attempts left and are failed.",
-                    len(recovered),
-                    failed,
-                )
-            if len(recovered) < RECOVERY_ROWS:
-                return
+    def _recover(self) -> float:
+        if time.monotonic() - self._renewed_at > self._config.renewal_interval * 1.5:
+            return SLICE_PAUSE_SECONDS  # after an outage, our own leases may have ended, and are renewed first
+        with self._small_round() as connection:
+            recovered = recover_lost(connection, leases.lock_expired(connection, RECOVERY_ROWS))
+        if recovered:
+            failed = sum(job.status == "failed" for job in recovered)
+            logger.warning(
+                "Recovered %d jobs whose lease had ended; %d of them have no attempts left and are failed.",
+                len(recovered),
+                failed,
+            )
+        return SLICE_PAUSE_SECONDS if len(recovered) == RECOVERY_ROWS else self._interval()
 
     # ---- dead children
 
-    def _bury(self, burial: Burial) -> None:
-        death = burial.death
+    def _bury_one(self) -> float:
+        now = time.monotonic()
+        self._burials = [burial for burial in self._burials if burial.until > now]  # else the leases have ended
+        if not self._burials:
+            return LONGEST_BURIAL_PAUSE_SECONDS
+        burial = min(self._burials, key=lambda burial: burial.next_at)
+        if burial.next_at <= now:
+            burial.next_at = now + burial.pause  # also if it fails: the others have their turn
+            burial.pause = min(burial.pause * 2, LONGEST_BURIAL_PAUSE_SECONDS)
+            if self._bury(burial.death):
+                self._burials.remove(burial)
+        return max(min((burial.next_at for burial in self._burials), default=now) - time.monotonic(), 0.0)
+
+    def _bury(self, death: Death) -> bool:
+        """Put in order what can be at this moment; whether that was all."""
         with self._session.round() as connection:
+            # Asked first: what a backend has committed before it went is seen by the statements that follow.
             backends_left = fetch(connection, BACKENDS_SQL, {"name": death.application_name})[0][0]
             started = {held.claim for held in death.held if held.started}
             jobs = leases.lock_owned(connection, death.owner, ())
@@ -193,39 +227,36 @@ class Upkeep(threading.Thread):
                 settle(connection, [Released(job.claim, started=True) for job in begun])
             else:
                 _end_as_crashed(connection, begun, death.cause)
+            claims_left = fetch(connection, LEFT_SQL, {"owner": death.owner})[0][0]
         if jobs:
             logger.info(
                 "Of a child that ended (%s): %d jobs had started, %d go back untouched.",
                 *(death.cause, len(begun), len(jobs) - len(begun)),
             )
-        if not backends_left or time.monotonic() > burial.until:
-            self._burials.remove(burial)
-        else:
-            burial.next_at = time.monotonic() + burial.pause
-            burial.pause = min(burial.pause * 2, LONGEST_BURIAL_PAUSE_SECONDS)
+        return not backends_left and not claims_left
 
     # ---- housekeeping
 
-    def _report_worker(self) -> None:
+    def _report_worker(self) -> float:
         config = self._config
-        with self._session.round() as connection:
+        with self._small_round() as connection:
             upkeep.report_worker(
                 connection, self._worker_name, socket.gethostname(), os.getpid(), str(config.queues), config.concurrency
             )
+        return self._interval()
 
-    def _prune(self) -> None:
-        if self._config.retention is None or time.monotonic() < self._next_prune:
-            return
-        for _ in range(PRUNE_SLICES):
-            with self._session.round() as connection:
-                pruned = upkeep.prune(connection, self._pruned_up_to, self._config.retention, PRUNE_ROWS)
-            if pruned.deleted:
-                logger.debug("Deleted %d done jobs.", pruned.deleted)
-            if pruned.finished or pruned.last_id is None:
-                self._pruned_up_to = 0
-                self._next_prune = time.monotonic() + PRUNE_PAUSE_SECONDS * random.uniform(0.5, 1.5)
-                return
-            self._pruned_up_to = pruned.last_id
+    def _prune(self) -> float:
+        if self._config.retention is None:
+            return PRUNE_PAUSE_SECONDS
+        with self._small_round() as connection:
+            pruned = upkeep.prune(connection, self._pruned_up_to, self._config.retention, PRUNE_ROWS)
+        if pruned.deleted:
+            logger.debug("Deleted %d done jobs.", pruned.deleted)
+        if pruned.finished or pruned.last_id is None:
+            self._pruned_up_to = 0
+            return PRUNE_PAUSE_SECONDS * random.uniform(0.5, 1.5)
+        self._pruned_up_to = pruned.last_id
+        return SLICE_PAUSE_SECONDS
 
     def _say_goodbye(self) -> None:
         try:

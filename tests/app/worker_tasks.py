@@ -1,7 +1,10 @@
 """Tasks that tests run in real workers. Locks stand for whatever takes time."""
 
 import asyncio
+import multiprocessing
 import os
+import subprocess
+import sys
 
 from asgiref.sync import sync_to_async
 from django.db import connection, transaction
@@ -73,6 +76,17 @@ def fail_at_once_and_retry(note):
 @task(max_attempts=1)
 def exit_process(code):
     raise SystemExit(code)
+
+
+@task(max_attempts=1)
+async def async_exit_process(code):
+    raise SystemExit(code)
+
+
+@task(max_attempts=1)
+def end_process_at_once(code):
+    """As C code may do it: nothing is cleaned up."""
+    os._exit(code)
 
 
 @task(max_attempts=2, backoff=0)
@@ -148,8 +162,34 @@ def enqueue_another(note):
 
 
 @task
+def read_all_input():
+    """Let a subprocess read its standard input, inherited from ours, to the end, as ffmpeg and ssh do."""
+    subprocess.run([sys.executable, "-c", "import sys; sys.stdin.read()"], check=True)
+
+
+@task
+def fork_and_terminate():
+    """What a pool of multiprocessing does at its end; return how the forked process ended."""
+    forked = multiprocessing.get_context("fork").Process(target=_wait_for_ever)
+    forked.start()
+    forked.terminate()
+    forked.join(10)
+    return forked.exitcode or forked.kill()
+
+
+@task
+def break_control_loop():
+    """Whatever a defect in ours may do: the next turn of the child's loop raises."""
+    sys.modules["__main__"].Child._turn = None
+
+
+@task
 def say(text):
     raise ValueError(text)
+
+
+def _wait_for_ever():
+    multiprocessing.Event().wait()
 
 
 def _wait_for(key):

@@ -1,0 +1,221 @@
+"""The turns of a child's control loop, one by one, in this process; no slot runs anything unless a test starts it."""
+
+import io
+import logging
+import time
+
+import psycopg
+import pytest
+
+from django_pgqueue.models import Job
+from django_pgqueue.outcomes import Succeeded
+from django_pgqueue.statements import claim as claiming
+from django_pgqueue.worker import announcer
+from django_pgqueue.worker.attempt import Attempted
+from django_pgqueue.worker.child import Child
+from django_pgqueue.worker.config import Queues, WorkerConfig
+from django_pgqueue.worker.holdings import Holdings
+from django_pgqueue.worker.pacing import Pacing
+
+from .helpers import enqueue, enqueue_jobs, here, row
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def config(**changes):
+    values = {
+        "backend": "default",
+        "database": "default",
+        "queues": Queues(),
+        "concurrency": 4,
+        "burst": False,
+        "grace": 25.0,
+        "lease": 60.0,
+        "poll": 600.0,
+        "retention": None,
+        "log_level": logging.INFO,
+    }
+    return WorkerConfig(**{**values, **changes})
+
+
+@pytest.fixture
+def make_child():
+    made = []
+
+    def make(**changes):
+        holdings = Holdings.create(Pacing.capacity(4))
+        child = Child(config(**changes), "test", "test child", holdings, io.StringIO())
+        made.append((child, holdings))
+        return child
+
+    yield make
+    for child, holdings in made:
+        child._session.close()
+        holdings.close()
+
+
+def finish(child, held):
+    """Let *held* have succeeded, as a slot would say it."""
+    held.attempted = Attempted(held.job, Succeeded(held.claim), None, None, 0.0)
+    child._slots.finished.append(held)
+
+
+def test_a_wake_up_in_the_middle_of_a_round_is_not_lost(make_child, monkeypatch):
+    """R31: the round has not seen the job, and would sleep until the next poll, in ten minutes."""
+    child = make_child()
+    is_first = [True]
+
+    def enqueue_after_the_claim(bands):
+        if is_first.pop() if is_first else False:
+            enqueue()
+            child.wake()
+        return None
+
+    monkeypatch.setattr(claiming, "next_due_in", enqueue_after_the_claim)
+
+    child._turn()
+    assert not child._held
+    child._turn()
+
+    assert len(child._held) == 1
+
+
+def test_a_child_holds_what_it_has_published_and_never_more_than_fits(make_child):
+    child = make_child()
+    for _ in range(500):
+        child._pacing.finished(0.0)  # the largest buffer there is
+    enqueue_jobs(2_000)
+
+    for _ in range(4):
+        child._turn()
+        assert {held.claim for held in child._holdings.read()} == set(child._held)
+
+    assert len(child._held) == Pacing.capacity(4)
+
+
+def test_an_outage_without_a_claim_in_doubt_leaves_no_names_to_look_after(make_child, monkeypatch):
+    child = make_child()
+
+    def refuse(*args):
+        raise psycopg.OperationalError("connection refused")
+
+    monkeypatch.setattr(child._session, "_connect", refuse)
+    for _ in range(50):
+        child._retry_at = 0.0
+        child._turn()
+
+    assert not child._abandoned
+
+
+def test_a_claim_whose_commit_was_not_answered_goes_back_also_after_an_outage_longer_than_its_lease(
+    make_child, monkeypatch
+):
+    child = make_child(lease=1.0)
+    job_id = enqueue()
+    with monkeypatch.context() as patch:
+        patch.setattr(claiming, "earlier_attempts", _commit_and_lose_the_connection)
+        child._turn()
+    assert row(job_id, "status", "claimed_by") == ("running", "test/1")
+    clock = time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: clock() + 30)  # the database is away for that long
+    with monkeypatch.context() as patch:
+        patch.setattr(child._session, "_connect", _refuse)
+        child._turn()
+    child._retry_at = 0.0
+
+    child._turn()
+
+    # Released, its attempt refunded, and claimed once more in the same round.
+    [held] = child._held
+    assert held == (job_id, 3)
+    assert row(job_id, "attempts", "claimed_by") == (1, "test/2")
+
+
+def test_nothing_is_claimed_while_receivers_are_far_behind(make_child, monkeypatch):
+    child = make_child()
+    enqueue()
+    monkeypatch.setattr(announcer, "FAR_BEHIND", 0)
+
+    pause = child._turn()
+    assert not child._held
+    assert 0 < pause <= 1
+    monkeypatch.setattr(announcer, "FAR_BEHIND", 1)
+    child._claim_at = 0.0
+    child._turn()
+
+    assert len(child._held) == 1
+
+
+def test_the_end_of_the_grace_period_is_not_slept_over_while_the_database_is_away(make_child, monkeypatch):
+    child = make_child()
+    enqueue()
+    child._turn()
+    [held] = child._held.values()
+    child._slots.take_back()
+    finish(child, held)
+    child._retry_at = time.monotonic() + 100
+
+    child.stop(grace=0.5)
+
+    assert child._turn() <= 0.5
+
+
+def test_a_burst_looks_again_after_a_job_whose_claim_was_lost(make_child):
+    """It may have enqueued others before."""
+    child = make_child(burst=True)
+    enqueue()
+    child._turn()
+    child._turn()
+    [held] = child._held.values()
+    here("UPDATE django_pgqueue_job SET claim_version = 7")
+    child._said_lost.put(held.claim)
+    child._mark_lost()
+    child._drained = True
+    finish(child, held)
+
+    child._collect_finished()
+
+    assert not child._held
+    assert not child._is_finished()
+    assert Job.objects.get().status == "running"
+
+
+def test_a_round_that_failed_after_its_claim_neither_ends_a_burst_nor_waits_for_the_poll(make_child, monkeypatch):
+    child = make_child(burst=True)
+    enqueue()
+    with monkeypatch.context() as patch:
+        patch.setattr(claiming, "earlier_attempts", _refuse)
+        child._turn()
+
+    assert not child._is_finished()
+    child._retry_at = 0.0
+    child._turn()
+
+    assert len(child._held) == 1
+
+
+def test_an_error_that_only_a_claim_meets_is_told_at_once_as_a_warning(make_child, caplog):
+    child = make_child()
+    enqueue()
+    here("ALTER TABLE django_pgqueue_jobattempt RENAME TO elsewhere")
+    try:
+        here("UPDATE django_pgqueue_job SET attempts = 1")
+        with caplog.at_level(logging.WARNING, "django_pgqueue"):
+            for _ in range(3):
+                child._retry_at = 0.0
+                child._turn()
+    finally:
+        here("ALTER TABLE elsewhere RENAME TO django_pgqueue_jobattempt")
+
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "manage.py migrate" in caplog.text
+
+
+def _refuse(*args):
+    raise psycopg.OperationalError("connection refused")
+
+
+def _commit_and_lose_the_connection(connection, jobs):
+    connection.execute("COMMIT")
+    connection.close()
+    raise psycopg.OperationalError("the connection is lost")
