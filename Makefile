@@ -8,7 +8,7 @@ MANAGE = $(VENV)/bin/python example_project/manage.py
 # What a bare machine lacks, or has no time for.
 FAST = not slow and not second_server and not pgbouncer and not browser
 
-.PHONY: help demo run test test-all lint
+.PHONY: help demo run test test-all lint screenshots
 
 help:
 	@echo "make demo      place orders, run a worker, deliver mails, check them all"
@@ -16,6 +16,7 @@ help:
 	@echo "make test      the tests that need nothing but Python"
 	@echo "make test-all  every test; some need PgBouncer, Chromium, a second server or time"
 	@echo "make lint      ruff and mypy"
+	@echo "make screenshots  the pictures in docs/images; needs Chromium"
 
 demo: $(VENV)/.demo
 	@$(MANAGE) demo
@@ -34,6 +35,9 @@ lint: $(VENV)/.lint
 	@$(VENV)/bin/python -m ruff format --check
 	@$(VENV)/bin/python -m mypy
 
+screenshots: $(VENV)/.browser
+	@SCREENSHOTS=docs/images $(VENV)/bin/python -m pytest -q -m browser tests/browser/test_screenshots.py
+
 $(VENV)/.demo: pyproject.toml $(VENV)/.created
 	@echo "Installing the packages that the demo needs into $(VENV)/"
 	@$(PIP) install --editable ".[demo]"
@@ -42,6 +46,11 @@ $(VENV)/.demo: pyproject.toml $(VENV)/.created
 $(VENV)/.test: pyproject.toml $(VENV)/.created
 	@echo "Installing the packages that the tests need into $(VENV)/"
 	@$(PIP) install --editable ".[test]"
+	@touch $@
+
+$(VENV)/.browser: pyproject.toml $(VENV)/.created
+	@echo "Installing the packages that the browser tests need into $(VENV)/"
+	@$(PIP) install --editable ".[browser]"
 	@touch $@
 
 $(VENV)/.lint: pyproject.toml $(VENV)/.created

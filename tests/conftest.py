@@ -43,6 +43,12 @@ def start_worker(tmp_path):
 
 
 @pytest.fixture
+def in_english(settings):
+    """Whatever language the suite runs in: the test states what pages say."""
+    settings.LANGUAGE_CODE = "en-us"
+
+
+@pytest.fixture
 def admin(client, admin_user):
     client.force_login(admin_user)
     return client

@@ -17,7 +17,7 @@ from django_pgqueue.statements.database import PLANNER_SETTINGS_SQL, execute
 from django_pgqueue.statements.enqueue import NewJob
 from django_pgqueue.worker.connection import Session
 
-PATIENCE_SECONDS = 30  # how long a test waits for an event before it fails
+PATIENCE_SECONDS = 90  # how long a test waits for an event before it fails
 
 
 def _limit_waiting(connection: Any, **signal: Any) -> None:

@@ -40,7 +40,7 @@ from .admin_pages import (
 
 BIG_COLUMNS = ("args", "kwargs", "return_value", "traceback")
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("in_english")]
 
 
 # The list

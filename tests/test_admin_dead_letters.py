@@ -15,7 +15,7 @@ from .admin_pages import LIST, NOON, act, history, make_attempt, make_job, new_j
 
 PAGE = f"{LIST}dead-letters/"
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("in_english")]
 
 
 def make_letters(count, *, start=NOON, task_path="tests.app.tasks.add", **attempt):

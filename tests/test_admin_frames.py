@@ -103,6 +103,7 @@ def test_a_group_of_errors_is_read_like_any_other():
 
 
 @pytest.mark.django_db
+@pytest.mark.usefixtures("in_english")
 def test_the_page_marks_the_projects_frames_by_an_element_and_says_so(admin):
     job = make_job("failed", attempts=1)
     make_attempt(job, traceback=TRACEBACK)

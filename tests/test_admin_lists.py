@@ -23,7 +23,7 @@ from .admin_pages import (
     text_of,
 )
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("in_english")]
 
 
 # Tabs

@@ -50,7 +50,7 @@ REFUSALS = {
 }
 PERMISSIONS = {"requeue": "requeue_job", "hold": "hold_job", "unhold": "hold_job", "cancel": "cancel_job"}
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("in_english")]
 each_verb = pytest.mark.parametrize("verb", VERBS)
 
 

@@ -252,8 +252,9 @@ class TestConnections:
 
         assert worker.stop() == 0
 
-    def test_a_kept_connection_that_broke_while_idle_does_not_cost_the_next_job_an_attempt(self, start_worker):
-        worker = start_worker("--concurrency", "1", CONN_MAX_AGE="600", CONN_HEALTH_CHECKS="1").wait_ready()
+    @pytest.mark.parametrize("checks", [{}, {"CONN_HEALTH_CHECKS": "1"}], ids=["unchecked", "checked"])
+    def test_a_kept_connection_that_broke_while_idle_does_not_cost_the_next_job_an_attempt(self, start_worker, checks):
+        worker = start_worker("--concurrency", "1", CONN_MAX_AGE="600", **checks).wait_ready()
         wait_for_status(int(leave_mark.enqueue("before").id), "done")
         here(
             "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE pid <> pg_backend_pid()"

@@ -16,8 +16,9 @@ from django_pgqueue.worker.child import Child
 from django_pgqueue.worker.config import Queues, WorkerConfig
 from django_pgqueue.worker.holdings import Holdings
 from django_pgqueue.worker.pacing import Pacing
+from django_pgqueue.worker.upkeep import Upkeep
 
-from .helpers import enqueue, enqueue_jobs, here, row
+from .helpers import claim_one, enqueue, enqueue_jobs, expire_lease, here, row
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -28,6 +29,8 @@ def config(**changes):
         "database": "default",
         "queues": Queues(),
         "concurrency": 4,
+        "processes": 1,
+        "max_jobs": None,
         "burst": False,
         "grace": 25.0,
         "lease": 60.0,
@@ -209,6 +212,41 @@ def test_an_error_that_only_a_claim_meets_is_told_at_once_as_a_warning(make_chil
 
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert "manage.py migrate" in caplog.text
+
+
+def test_the_end_of_an_outage_is_told_only_when_the_database_has_answered(monkeypatch, caplog):
+    upkeep = Upkeep(config(), "test", children=list)
+    upkeep._renewed_at -= 1_000  # so that recovery waits for a renewal, and there is nothing to renew
+    monkeypatch.setattr(upkeep, "_sleep", lambda seconds: None)
+    with monkeypatch.context() as patch, caplog.at_level(logging.INFO, "django_pgqueue"):
+        patch.setattr(upkeep._session, "_connect", _refuse)
+        for duty in [*reversed(upkeep._duties), *upkeep._duties]:
+            upkeep._do(duty)
+        assert [record.getMessage()[:29] for record in caplog.records] == ["The database is not available"]
+
+    with caplog.at_level(logging.INFO, "django_pgqueue"):
+        for duty in upkeep._duties:
+            upkeep._do(duty)
+
+    assert [record.getMessage()[:26] for record in caplog.records[1:]] == ["The database answers again"]
+    upkeep._session.close()
+
+
+def test_expired_leases_are_not_recovered_before_our_own_were_renewed():
+    """After an outage longer than a lease, what our child holds looks as if its worker were dead."""
+    upkeep = Upkeep(config(), "test", children=list)
+    enqueue()
+    job = claim_one()
+    expire_lease(job.id)
+    upkeep._renewed_at -= 1_000
+
+    upkeep._recover()
+    assert row(job.id, "status") == ("running",)
+    upkeep._renew()
+    upkeep._recover()
+
+    assert row(job.id, "status") == ("pending",)
+    upkeep._session.close()
 
 
 def _refuse(*args):

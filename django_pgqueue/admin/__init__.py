@@ -15,7 +15,6 @@ history. Nothing is added, edited or deleted by hand.
 from typing import Any
 
 from django.contrib import admin
-from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.views.main import ChangeList
 from django.core.exceptions import PermissionDenied
 from django.db import connections, models
@@ -46,13 +45,13 @@ class JobAdmin(VerbsAdmin):
     list_display = (
         "id",
         "short_task",
-        "queue_name",
         "status_label",
+        "created",
         "attempts_used",
         "short_error",
+        "queue_name",
         "priority",
         "available",
-        "created",
     )
     list_display_links = ("id", "short_task")
     list_filter = (StatusFilter, TimeFilter, QueueFilter, TaskFilter, ErrorFilter, FingerprintFilter)
@@ -66,14 +65,9 @@ class JobAdmin(VerbsAdmin):
             None,
             {
                 "fields": (
-                    "status_label",
-                    "attempts_used",
-                    "task_path",
-                    "queue_name",
-                    "backend",
-                    "priority",
-                    "job_key",
-                    "claimed_by",
+                    ("status_label", "attempts_used", "claimed_by"),
+                    ("task_path", "job_key"),
+                    ("queue_name", "priority", "backend"),
                     "last_error",
                 )
             },
@@ -177,18 +171,13 @@ class JobAdmin(VerbsAdmin):
             raise PermissionDenied
         groups, scanned = dead_letters.groups(connections[self.database])
         context = {
-            **self.admin_site.each_context(request),
-            "title": gettext("Dead letters by cause"),
-            "opts": self.opts,
-            "media": self.media,
+            **self.page_context(request, gettext("Dead letters by cause")),
             "groups": groups[: dead_letters.SHOWN_GROUPS],
             "groups_are_all": len(groups) <= dead_letters.SHOWN_GROUPS,
             "scanned": scanned,
             "jobs_are_all": scanned < dead_letters.SCANNED_JOBS,
             "verbs": [REQUEUE] if self.has_requeue_permission(request) else [],
-            "checkbox_name": ACTION_CHECKBOX_NAME,
         }
-        request.current_app = self.admin_site.name
         return TemplateResponse(request, "admin/django_pgqueue/job/dead_letters.html", context)
 
 

@@ -135,8 +135,8 @@ class JobChangeList(ChangeList):
     def tabs(self) -> Iterator[Tab]:
         """Yield a tab for all jobs and for each status; with numbers where nothing else is filtered."""
         current = self.params.get("status")
-        is_all_there_is = {title for title, _value in self.conditions()} <= {gettext("status")}
-        counts = status_counts(connections[self.root_queryset.db]) if is_all_there_is else {}
+        others = [spec for spec in self._active_filters() if spec.parameter_name != "status"]
+        counts = {} if others or self.query else status_counts(connections[self.root_queryset.db])
         yield Tab(gettext("All"), "", self.get_query_string(remove=["status", "p"]), current is None)
         for status in Status:
             url = self.get_query_string({"status": status.value}, remove=["p"])
@@ -145,11 +145,14 @@ class JobChangeList(ChangeList):
     def conditions(self) -> list[tuple[str, str]]:
         """Return what the list is filtered by, as pairs of a title and a value to show."""
         found = []
-        for spec in cast(list[SimpleListFilter], self.filter_specs):
-            if (value := spec.value()) is not None:
-                labels = {name: str(label) for name, label in spec.lookup_choices}
-                found.append((str(spec.title), labels.get(value, value)))
+        for spec in self._active_filters():
+            labels = {name: str(label) for name, label in spec.lookup_choices}
+            value = str(spec.value())
+            found.append((str(spec.title), labels.get(value, value)))
         return [*found, *([(gettext("search"), self.query)] if self.query else [])]
+
+    def _active_filters(self) -> list[SimpleListFilter]:
+        return [spec for spec in cast(list[SimpleListFilter], self.filter_specs) if spec.value() is not None]
 
 
 def _number(count: int | None) -> str:

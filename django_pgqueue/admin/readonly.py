@@ -2,7 +2,9 @@
 
 from typing import Any
 
+import django
 from django.contrib import admin
+from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.db import models, router
 from django.http import HttpRequest
 
@@ -28,6 +30,18 @@ class ReadOnlyAdmin(admin.ModelAdmin):
         if self.using is not None:
             return self.using
         return next((backend.database for backend in backends()), router.db_for_write(Job))
+
+    def page_context(self, request: HttpRequest, title: Any) -> dict[str, Any]:
+        """Return what a page of our own needs beside its contents."""
+        request.current_app = self.admin_site.name
+        return {
+            **self.admin_site.each_context(request),
+            "title": title,
+            "opts": self.opts,
+            "media": self.media,
+            "checkbox_name": ACTION_CHECKBOX_NAME,
+            "breadcrumbs_are_a_list": django.VERSION >= (6, 1),
+        }
 
     def get_queryset(self, request: HttpRequest) -> models.QuerySet:
         return super().get_queryset(request).using(self.database)

@@ -191,20 +191,15 @@ class VerbsAdmin(ReadOnlyAdmin):
 
     def _confirmation(self, request: HttpRequest, queryset: models.QuerySet, verb: Words) -> HttpResponse:
         context = {
-            **self.admin_site.each_context(request),
-            "title": verb.title,
-            "opts": self.opts,
-            "media": self.media,
+            **self.page_context(request, verb.title),
             "verb": verb,
             "select_across": _takes_all(request),
             "selected": _selected(request)[:1] if _takes_all(request) else _selected(request),
-            "checkbox_name": ACTION_CHECKBOX_NAME,
             "matching": capped_count(queryset),
             "changing": capped_count(queryset.filter(status__in=verb.takes)),
             "conditions": self._conditions(request) if _takes_all(request) else [],
             "list_url": request.get_full_path(),
         }
-        request.current_app = self.admin_site.name
         return TemplateResponse(request, "admin/django_pgqueue/job/confirm.html", context)
 
     def _conditions(self, request: HttpRequest) -> list[tuple[str, str]]:

@@ -12,12 +12,13 @@ from typing import NamedTuple
 from ..states import Status
 from .database import CHANNEL, Connection, fetch
 
+# An expression, which no planner can take for the condition of the pending index and walk that instead.
 HOLD_SQL = """
 WITH locked AS MATERIALIZED (
     SELECT id
       FROM django_pgqueue_job
      WHERE id = ANY(%(ids)s::bigint[])
-       AND status = 'pending'
+       AND status || '' = 'pending'
      ORDER BY id
        FOR NO KEY UPDATE SKIP LOCKED
 )

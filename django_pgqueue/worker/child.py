@@ -21,6 +21,7 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, TextIO
 
@@ -47,14 +48,25 @@ STALE_BUFFER_SECONDS = 0.2  # a buffered job that found no slot in this time goe
 BUSY_PAUSE_SECONDS = 0.2  # before the next try to settle a row that someone holds
 CATCH_UP_SECONDS = 0.1  # between two looks at whether the announcer has caught up
 LONGEST_SLEEP_SECONDS = 3_600.0
-READY = b"ready\n"  # what a child says to its supervisor once it has started
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+EXIT_RECYCLE = 10  # the exit code of a child that has run its number of jobs
+
+# What a child says to its supervisor: that it is ready, and that there are more jobs than it could take.
+STARTED = b"s"
+MORE_JOBS = b"m"
 
 
 class Child:
     """The control loop. *owner* is the beginning of the names that it claims under."""
 
     def __init__(
-        self, config: WorkerConfig, owner: str, application_name: str, holdings: Holdings, words: TextIO
+        self,
+        config: WorkerConfig,
+        owner: str,
+        application_name: str,
+        holdings: Holdings,
+        words: TextIO,
+        voice: int | None = None,
     ) -> None:
         options = Options.parse(config.backend, task_backends[config.backend].options)
         self._config = config
@@ -79,6 +91,8 @@ class Child:
         self._stop_by: float | None = None  # the end of the grace period, once stopping
         self._drained = False
         self._said_lost: SimpleQueue[Claim] = SimpleQueue()  # by the supervisor
+        self._voice = voice
+        self._jobs_left = float("inf") if config.max_jobs is None else config.max_jobs
 
     def run(self) -> int:
         """Work until told to stop, or in burst mode until nothing is left; return the exit code."""
@@ -98,7 +112,7 @@ class Child:
                 logger.warning("A receiver of task_finished has outlasted the grace period.")
                 break
         self._session.close()
-        return 0
+        return EXIT_RECYCLE if self._jobs_left <= 0 and self._stop_by is None else 0
 
     def stop(self, grace: float) -> None:
         """Claim no more, give back what has not started, and be gone in *grace* seconds. From any thread."""
@@ -184,6 +198,7 @@ class Child:
             self._drained = not claiming.due(bands)
         else:
             self._claim_at = 0.0
+            self._say(MORE_JOBS)
         return claimed
 
     def _wanted(self, now: float) -> int:
@@ -194,7 +209,7 @@ class Child:
             self._claim_at = now + CATCH_UP_SECONDS
         if self._stop_by is not None or now < self._claim_at:
             return 0
-        return self._pacing.wanted(len(self._held))
+        return int(min(self._pacing.wanted(len(self._held)), self._jobs_left - len(self._held)))
 
     # ---- what arrives from slots
 
@@ -203,6 +218,7 @@ class Child:
             held = self._slots.finished.popleft()
             assert held.attempted is not None
             self._pacing.finished(held.attempted.seconds)
+            self._jobs_left -= 1
             self._buffered_since = time.monotonic()
             if held.is_lost:
                 self._forget(held.claim)
@@ -312,7 +328,7 @@ class Child:
             moments.append(self._buffered_since + STALE_BUFFER_SECONDS)
         if self._stop_by is not None:
             moments.append(self._stop_by)
-        elif self._pacing.wanted(len(self._held)):
+        elif self._pacing.wanted(len(self._held)) and self._jobs_left > len(self._held):
             moments.append(max(self._claim_at, self._retry_at))
         if self._abandoned:
             moments.append(now + 1.0)
@@ -325,7 +341,8 @@ class Child:
             if time.monotonic() >= self._stop_by:
                 return self._is_finished_after_grace()
             return False
-        return self._config.burst and self._drained and not self._held and not self._unsettled
+        is_done = self._jobs_left <= 0 or (self._config.burst and self._drained)
+        return is_done and not self._held and not self._unsettled
 
     def _is_finished_after_grace(self) -> bool:
         """Interrupt what can be interrupted; what cannot is left to the supervisor, which outlives it."""
@@ -337,7 +354,7 @@ class Child:
             return False
         return True
 
-    # ---- the supervisor's words
+    # ---- the supervisor's words, and the child's
 
     def _listen_to_supervisor(self) -> None:
         for line in self._words:
@@ -354,6 +371,11 @@ class Child:
         # Its end: the supervisor is dead, and so are renewals. Be gone before the leases are.
         logger.warning("The supervisor is gone; stopping.")
         self.stop(min(self._config.grace, self._config.lease / 3))
+
+    def _say(self, word: bytes) -> None:
+        if self._voice is not None:
+            with suppress(OSError):  # a full pipe says it already
+                os.write(self._voice, word)
 
 
 def _one_for_each_job(outcomes: Sequence[Outcome]) -> list[Outcome]:
@@ -397,6 +419,7 @@ def _take_over_stdin() -> TextIO:
 
 def _serve(words: TextIO) -> int:
     parameters: dict[str, Any] = json.loads(words.readline())
+    os.set_blocking(parameters["voice"], False)
     for descriptor in (parameters["voice"], parameters["holdings"]):
         os.set_inheritable(descriptor, False)  # subprocesses of tasks have no business with them
     config = WorkerConfig.from_json(parameters["config"])
@@ -411,16 +434,20 @@ def _serve(words: TextIO) -> int:
     # A Ctrl-C reaches the whole group, and the supervisor decides. A handler, because the subprocesses of
     # tasks would inherit SIG_IGN.
     signal.signal(signal.SIGINT, lambda signum, frame: None)
-    os.register_at_fork(after_in_child=_take_signals_as_usual)
+    os.register_at_fork(
+        before=partial(signal.pthread_sigmask, signal.SIG_BLOCK, STOP_SIGNALS),  # one that comes too early waits
+        after_in_parent=partial(signal.pthread_sigmask, signal.SIG_UNBLOCK, STOP_SIGNALS),
+        after_in_child=_take_signals_as_usual,
+    )
 
     import django
 
     django.setup()
     configure_logging(config.log_level)
     holdings = Holdings(parameters["holdings"], Pacing.capacity(config.concurrency))
-    child = Child(config, parameters["owner"], parameters["application_name"], holdings, words)
+    child = Child(config, parameters["owner"], parameters["application_name"], holdings, words, parameters["voice"])
     child_of.append(child)
-    os.write(parameters["voice"], READY)
+    os.write(parameters["voice"], STARTED)
     return child.run()
 
 
@@ -428,6 +455,7 @@ def _take_signals_as_usual() -> None:
     """In a process that a task has forked, such as a pool of multiprocessing, which ends its members by SIGTERM."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
 
 
 if __name__ == "__main__":

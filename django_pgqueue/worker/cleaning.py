@@ -6,6 +6,7 @@ next one, perhaps of another tenant, must not meet any of it.
 """
 
 import logging
+import select
 from contextlib import suppress
 from typing import Any
 
@@ -15,10 +16,18 @@ logger = logging.getLogger("django_pgqueue")
 
 
 def begin_fresh() -> None:
-    """Let go of connections that have grown too old, as Django does before a request, and have the others checked."""
+    """
+    Let go of connections that have ended or grown too old while no job ran.
+
+    Django does a part of this before each request. Nobody can run a failed task again as cheaply as a person
+    reloads a page, so a restart of the database is looked for, too.
+    """
     for connection in connections.all(initialized_only=True):
         try:
-            connection.close_if_unusable_or_obsolete()
+            if _has_ended(connection):
+                _drop(connection)
+            else:
+                connection.close_if_unusable_or_obsolete()
         except Exception:
             _drop(connection)
 
@@ -39,6 +48,16 @@ def leave_clean(*, may_keep: bool = True) -> None:
             _drop(connection)
         finally:
             connection.queries_log.clear()  # of DEBUG, which would grow for as long as the worker lives
+
+
+def _has_ended(connection: Any) -> bool:
+    """Whether an idle connection has something to say, without asking it: that can only be goodbye."""
+    raw = connection.connection
+    if raw is None or connection.vendor != "postgresql":
+        return False
+    poll = select.poll()
+    poll.register(raw.fileno(), select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def _clean(connection: Any, may_keep: bool) -> None:

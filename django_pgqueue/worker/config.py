@@ -42,7 +42,9 @@ class WorkerConfig:
     backend: str
     database: str
     queues: Queues
-    concurrency: int
+    concurrency: int  # slots of each child
+    processes: int  # children
+    max_jobs: int | None  # a child is replaced after these
     burst: bool
     grace: float
     lease: float
@@ -58,6 +60,11 @@ class WorkerConfig:
         values = json.loads(text)
         queues = Queues(tuple(values["queues"]["named"]), tuple(values["queues"]["excluded"]))
         return cls(**{**values, "queues": queues})
+
+    @property
+    def slots(self) -> int:
+        """How many jobs the worker runs at the same time."""
+        return self.concurrency * self.processes
 
     @property
     def renewal_interval(self) -> float:

@@ -55,6 +55,7 @@ class Listener(threading.Thread):
         self._outage.over()
         self._wake()  # what was enqueued while nobody listened
         while not self._stopping.is_set():
-            for notification in connection.notifies(timeout=WAIT_SECONDS, stop_after=1):
-                if self._queues.serves(notification.payload):
-                    self._wake()
+            # Whatever has arrived together wakes once.
+            heard = [*connection.notifies(timeout=WAIT_SECONDS, stop_after=1), *connection.notifies(timeout=0)]
+            if any(self._queues.serves(notification.payload) for notification in heard):
+                self._wake()

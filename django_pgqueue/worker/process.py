@@ -16,10 +16,10 @@ import sys
 import threading
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..outcomes import Claim
-from .child import READY
+from .child import MORE_JOBS, STARTED
 from .config import WorkerConfig
 from .holdings import Held, Holdings
 from .pacing import Pacing
@@ -28,8 +28,17 @@ from .pacing import Pacing
 CLAIMS_IN_A_WORD = max(select.PIPE_BUF // 64, 1)
 
 
+class Said(NamedTuple):
+    has_started: bool
+    has_more_jobs: bool  # it found more than it could take
+
+
 class ChildProcess:
-    """One started child. *owner* begins every name that it claims under."""
+    """
+    One started child. *owner* begins every name that it claims under.
+
+    *voice* is the descriptor that becomes readable when it has said something, or is dead.
+    """
 
     def __init__(self, config: WorkerConfig) -> None:
         token = secrets.token_hex(4)
@@ -39,12 +48,12 @@ class ChildProcess:
         self._lock = threading.Lock()  # upkeep and listener speak to it, too
         self._is_forgotten = False
         self._holdings = Holdings.create(Pacing.capacity(config.concurrency))
-        self._said, voice = os.pipe()
-        os.set_blocking(self._said, False)
+        self.voice, voice = os.pipe()
+        os.set_blocking(self.voice, False)
         try:
             self._process = self._start(voice)
         except OSError:
-            os.close(self._said)
+            os.close(self.voice)
             self._holdings.close()
             raise
         finally:
@@ -74,11 +83,12 @@ class ChildProcess:
     def pid(self) -> int:
         return self._process.pid
 
-    def has_started(self) -> bool:
-        """Whether it has said so. To be asked again and again: it reads the pipe once."""
+    def said(self) -> Said:
+        """What it has said since this was asked last."""
         with suppress(BlockingIOError):
-            return os.read(self._said, len(READY)) == READY
-        return False
+            words = os.read(self.voice, 4096)
+            return Said(STARTED in words, MORE_JOBS in words)
+        return Said(False, False)
 
     def exit_code(self) -> int | None:
         """Its exit code, negative for a signal, or ``None`` while it lives."""
@@ -120,7 +130,7 @@ class ChildProcess:
             self._is_forgotten = True
             with suppress(OSError):
                 self._process.stdin.close()
-            os.close(self._said)
+            os.close(self.voice)
             self._holdings.close()
 
     def _say_line(self, words: dict[str, Any]) -> bool:

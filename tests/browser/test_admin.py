@@ -166,13 +166,16 @@ def test_somebody_who_may_only_look_sees_everything_and_no_button(visit):
 @pytest.mark.parametrize("color_scheme", ["light", "dark"])
 @pytest.mark.parametrize("codenames", [(), ("view_job", "view_worker")], ids=["everything", "looking"])
 def test_axe_finds_nothing_to_complain_about(visit, color_scheme, codenames):
-    jobs = [*make_groups(), *(make_job(status) for status in ("pending", "running", "held", "done", "cancelled"))]
+    dead_letter = make_groups()[0]
+    running, done = [make_job(status) for status in ("running", "done")]
     page = visit(*codenames, color_scheme=color_scheme)
     addresses = [
         LIST,
         f"{LIST}?status=failed&since=week&error=builtins.ConnectionRefusedError",
         DEAD_LETTERS,
-        *(page_of(job) for job in jobs[4:]),
+        page_of(dead_letter),
+        page_of(running),
+        page_of(done),
     ]
 
     found = {}

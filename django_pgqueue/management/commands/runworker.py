@@ -19,6 +19,7 @@ EXAMPLES = """
 examples:
   manage.py runworker                                  all queues, 4 jobs at a time
   manage.py runworker --queue email --concurrency 16   only the queue "email", 16 at a time
+  manage.py runworker --processes 4                    4 child processes with 4 slots each
   manage.py runworker --exclude-queue slow             all queues but one
   manage.py runworker --burst                          run what is due now, then end
 
@@ -67,6 +68,19 @@ class Command(BaseCommand):
             metavar="N",
             help="How many jobs run at the same time (default: 4).",
         )
+        parser.add_argument(
+            "--processes",
+            type=_at_least_one,
+            default=1,
+            metavar="N",
+            help="How many child processes run jobs, each with --concurrency slots (default: 1).",
+        )
+        parser.add_argument(
+            "--max-jobs",
+            type=_at_least_one,
+            metavar="N",
+            help="Replace a child process after it has run this many jobs (default: never).",
+        )
         parser.add_argument("--burst", action="store_true", help="End when no job is due any more.")
         parser.add_argument(
             "--grace",
@@ -104,6 +118,8 @@ def _worker_config(options: dict[str, Any]) -> WorkerConfig:
         database=database,
         queues=_queues(backend, options["queues"] or [], options["excluded"]),
         concurrency=options["concurrency"],
+        processes=options["processes"],
+        max_jobs=options["max_jobs"],
         burst=options["burst"],
         grace=options["grace"],
         lease=settled.lease_seconds,
