@@ -67,3 +67,17 @@ def delay_after(rule: Backoff | None, attempt: int, error: BaseException, task_r
         return default_delay(attempt)
     delay = rule(error, task_result) if callable(rule) else rule
     return None if delay is None else seconds(delay)
+
+
+def delay_after_loss(constant: float | None, attempt: int) -> float:
+    """
+    Return the seconds to wait after counted attempt *attempt* was lost with its process: *constant*, or the default.
+
+    A callable rule is not asked, because there is no exception to ask it about.
+    """
+    return default_delay(attempt) if constant is None else constant
+
+
+def constant_of(rule: Backoff | None) -> float | None:
+    """Return *rule* in seconds if it is the same for every attempt, else ``None``."""
+    return None if rule is None or callable(rule) else seconds(rule)

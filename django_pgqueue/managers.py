@@ -268,9 +268,11 @@ def _change_some(verb: people.Verb, using: str, ids: Sequence[int]) -> set[int]:
     return _change_some(verb, using, ids[:half]) | _change_some(verb, using, ids[half:])
 
 
-def recover_lost(connection: Any, jobs: Sequence[leases.Running]) -> list[leases.Recovered]:
+def recover_lost(
+    connection: Any, jobs: Sequence[leases.Running], constant_delay: float | None = None
+) -> list[leases.Recovered]:
     """Take back *jobs*, locked in this transaction because their lease has ended."""
-    delays = [backoff.default_delay(job.attempts) for job in jobs]
+    delays = [backoff.delay_after_loss(constant_delay, job.attempts) for job in jobs]
     return leases.recover(connection, jobs, delays, AttemptOutcome.LOST, class_path_of(ClaimExpired), EXPIRED_TEXT)
 
 

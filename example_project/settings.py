@@ -76,14 +76,14 @@ if not database_url:
 DATABASES = {"default": env.db_url_config(database_url)}
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
+RECEIPT_RETRY_SECONDS = env.float("RECEIPT_RETRY_SECONDS", 15.0)
 TASKS = {
     "default": {
         "BACKEND": "django_pgqueue.PgQueueBackend",
         "QUEUES": ["default", "email"],
-        "OPTIONS": {},
+        "OPTIONS": {"BACKOFF": RECEIPT_RETRY_SECONDS},
     },
 }
-RECEIPT_RETRY_SECONDS = env.float("RECEIPT_RETRY_SECONDS", 15.0)
 
 email_host = env.str("EMAIL_HOST", "")
 email_port = env.int("EMAIL_PORT", 25)

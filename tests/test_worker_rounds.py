@@ -36,6 +36,7 @@ def config(**changes):
         "lease": 60.0,
         "poll": 600.0,
         "retention": None,
+        "constant_delay": None,
         "log_level": logging.INFO,
     }
     return WorkerConfig(**{**values, **changes})

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, cast
 
 from django.contrib.admin import SimpleListFilter
 from django.contrib.admin.views.main import ChangeList
-from django.core.paginator import EmptyPage, Paginator
+from django.core.paginator import EmptyPage, Page, Paginator
 from django.db import connections, models
 from django.db.models.expressions import Combinable
 from django.http import HttpRequest
@@ -92,13 +92,31 @@ def status_counts(connection: Connection) -> dict[str, int]:
 
 
 class CappedPaginator(Paginator):
-    """Counts no further than *limit*."""
+    """
+    Counts no further than *limit*, and reads the ids that it counts.
+
+    What is rare is looked for through the whole table, so once must be enough: for the count and for the page.
+    """
 
     limit = COUNTED_ROWS
 
     @cached_property
     def count(self) -> int:
-        return int(capped_count(cast(models.QuerySet, self.object_list), self.limit))
+        return len(self._ids)
+
+    def page(self, number: Any) -> Page:
+        number = self.validate_number(number)
+        first = (number - 1) * self.per_page
+        ids = self._ids[first : first + self.per_page]
+        return Page(self._rows.filter(pk__in=ids), number, self)
+
+    @cached_property
+    def _ids(self) -> list[int]:
+        return list(self._rows.values_list("pk", flat=True)[: self.limit])
+
+    @property
+    def _rows(self) -> models.QuerySet:
+        return cast(models.QuerySet, self.object_list)
 
     @property
     def is_capped(self) -> bool:

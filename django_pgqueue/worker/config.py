@@ -50,6 +50,7 @@ class WorkerConfig:
     lease: float
     poll: float
     retention: float | None
+    constant_delay: float | None  # before the next attempt of a job whose process died, if not the default
     log_level: int
 
     def to_json(self) -> str:

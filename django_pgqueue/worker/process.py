@@ -42,7 +42,6 @@ class ChildProcess:
 
     def __init__(self, config: WorkerConfig) -> None:
         token = secrets.token_hex(4)
-        self.owner = f"{socket.gethostname()}:{os.getpid()}:{token}"[:200]
         self.application_name = f"pgqueue child {os.getpid()} {token}"
         self.was_told_to_stop = False
         self._lock = threading.Lock()  # upkeep and listener speak to it, too
@@ -58,6 +57,7 @@ class ChildProcess:
             raise
         finally:
             os.close(voice)
+        self.owner = f"{socket.gethostname()[:180]}:{self._process.pid}:{token}"
         self._say_line(
             {
                 "config": config.to_json(),

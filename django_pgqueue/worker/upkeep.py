@@ -194,7 +194,9 @@ class Upkeep(threading.Thread):
         if time.monotonic() - self._renewed_at > self._config.renewal_interval * 1.5:
             return SLICE_PAUSE_SECONDS  # after an outage, our own leases may have ended, and are renewed first
         with self._small_round() as connection:
-            recovered = recover_lost(connection, leases.lock_expired(connection, RECOVERY_ROWS))
+            recovered = recover_lost(
+                connection, leases.lock_expired(connection, RECOVERY_ROWS), self._config.constant_delay
+            )
         if recovered:
             failed = sum(job.status == "failed" for job in recovered)
             logger.warning(
@@ -231,7 +233,7 @@ class Upkeep(threading.Thread):
             if death.was_told_to_stop:
                 settle(connection, [Released(job.claim, started=True) for job in begun])
             else:
-                _end_as_crashed(connection, begun, death.cause)
+                _end_as_crashed(connection, begun, death.cause, self._config.constant_delay)
             claims_left = fetch(connection, LEFT_SQL, {"owner": death.owner})[0][0]
         if jobs:
             logger.info(
@@ -271,8 +273,10 @@ class Upkeep(threading.Thread):
             logger.debug("The worker's row could not be removed: %s", error)
 
 
-def _end_as_crashed(connection: Connection, jobs: list[leases.Running], cause: str) -> None:
-    delays = [backoff.default_delay(job.attempts) for job in jobs]
+def _end_as_crashed(
+    connection: Connection, jobs: list[leases.Running], cause: str, constant_delay: float | None
+) -> None:
+    delays = [backoff.delay_after_loss(constant_delay, job.attempts) for job in jobs]
     message = f"The worker process died while it ran this attempt ({cause})."
     ended = leases.recover(connection, jobs, delays, AttemptOutcome.CRASHED, class_path_of(WorkerCrashed), message)
     for job in ended:

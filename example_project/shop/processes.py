@@ -14,13 +14,13 @@ GRACE_SECONDS = 25
 
 
 @contextmanager
-def running_worker(log: Path | None = None, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
+def running_worker(*flags: str, log: Path | None = None, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
     """
-    Run ``manage.py runworker`` for the time of the block; afterwards its ``returncode`` is set.
+    Run ``manage.py runworker`` with *flags* for the time of the block; afterwards its ``returncode`` is set.
 
     It writes to *log*, or where this process writes. *environment* is added to its environment.
     """
-    command = [sys.executable, str(settings.BASE_DIR / "manage.py"), "runworker", "--grace", str(GRACE_SECONDS)]
+    command = [sys.executable, str(settings.BASE_DIR / "manage.py"), "runworker", "--grace", str(GRACE_SECONDS), *flags]
     output = log.open("wb") if log else None
     # A session of its own: Ctrl-C reaches this process alone, which then stops the worker, once.
     worker = subprocess.Popen(

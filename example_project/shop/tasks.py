@@ -1,6 +1,5 @@
 from email.headerregistry import Address
 
-from django.conf import settings
 from django.core.mail import EmailMessage
 from django.template.loader import render_to_string
 
@@ -9,7 +8,7 @@ from django_pgqueue import task
 from .models import Order
 
 
-@task(queue_name="email", max_attempts=3, backoff=settings.RECEIPT_RETRY_SECONDS)
+@task(queue_name="email", max_attempts=3)
 def send_receipt(order_id: int) -> None:
     """
     Mail the receipt of an order.

@@ -9,6 +9,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import connections
 
 from ...backend import PgQueueBackend
+from ...backoff import constant_of
 from ...compat import task_backends
 from ...conf import has_settings_module
 from ...worker.config import Queues, WorkerConfig
@@ -125,6 +126,7 @@ def _worker_config(options: dict[str, Any]) -> WorkerConfig:
         lease=settled.lease_seconds,
         poll=settled.poll_seconds,
         retention=settled.retention_seconds,
+        constant_delay=constant_of(settled.backoff),
         log_level=LOG_LEVELS.get(options["verbosity"], logging.DEBUG),
     )
 

@@ -3,9 +3,11 @@
 import asyncio
 import socket
 import threading
+from email import message_from_bytes
 from itertools import count
 from pathlib import Path
 from types import TracebackType
+from weakref import WeakKeyDictionary
 
 from aiosmtpd.smtp import SMTP, Envelope, Session
 
@@ -16,11 +18,18 @@ class MailServer:
 
     Mails go to *directory* as 0001.eml, 0002.eml, …, each complete before its sender is told so. An
     address outside *domain* is refused with 550.
+
+    To the sender of the receipt for the order `slow_goodbye_to` the server does not say goodbye, once: the
+    mail is accepted, and the task that sent it waits in the last line of its conversation. Then
+    `is_waiting` is set.
     """
 
     def __init__(self, directory: Path, domain: str) -> None:
         self.directory = directory
         self.domain = domain
+        self.slow_goodbye_to: int | None = None
+        self.is_waiting = threading.Event()
+        self._orders: WeakKeyDictionary[Session, int] = WeakKeyDictionary()  # whose receipt a session brought
         self._numbers = count(1)
         # The protocol is named so that asyncio turns Nagle's algorithm off; else each mail waits 40 ms.
         self._listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
@@ -62,4 +71,13 @@ class MailServer:
     async def handle_DATA(self, server: SMTP, session: Session, envelope: Envelope) -> str:
         content = envelope.original_content or b""
         (self.directory / f"{next(self._numbers):04}.eml").write_bytes(content)
+        self._orders[session] = int(message_from_bytes(content)["X-Order"])
         return "250 OK"
+
+    async def handle_QUIT(self, server: SMTP, session: Session, envelope: Envelope) -> str:
+        order = self._orders.pop(session, None)
+        if order is not None and order == self.slow_goodbye_to:
+            self.slow_goodbye_to = None
+            self.is_waiting.set()
+            await asyncio.Event().wait()  # until the sender is gone
+        return "221 Bye"

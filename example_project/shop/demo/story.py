@@ -8,7 +8,9 @@ was in each mail that arrived. They stay until the next run, so that its SELECTs
 import csv
 import json
 import logging
+import os
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -85,6 +87,18 @@ SELECT id, args, attempts, max_attempts, last_error
   FROM django_pgqueue_job
  WHERE status = 'failed' AND task_path = 'shop.tasks.send_receipt'
 """
+LAST_JOB_SQL = """
+SELECT job.id, job.status, job.attempts, job.claimed_by
+  FROM django_pgqueue_job AS job
+  JOIN shop_order AS o ON job.id = o.receipt_id::bigint
+ ORDER BY o.id DESC
+ LIMIT 1
+"""
+CRASHED_SQL = "SELECT attempt, outcome, counted, message FROM django_pgqueue_jobattempt WHERE outcome = 'crashed'"
+REPEATED_SQL = """
+SELECT count(*)
+  FROM (SELECT order_id FROM demo_mail GROUP BY order_id, message_id HAVING count(*) = 2) AS repeated
+"""
 MAILS_SQL = "SELECT count(*) FROM demo_mail"
 # The file says what a mail must hold, but the order has the corrected address. Some Python versions lose
 # a space where they fold a long name in a header.
@@ -132,8 +146,12 @@ class Story:
                 "EMAIL_PORT": str(mail_server.port),
                 "RECEIPT_RETRY_SECONDS": RETRY_SECONDS,
             }
-            with running_worker(self.log, **environment) as worker:
-                self._send_receipts(worker)
+            last = Order.objects.order_by("pk").last()
+            assert last is not None
+            mail_server.slow_goodbye_to = last.pk
+            with running_worker("--processes", "2", log=self.log, **environment) as worker:
+                self._send_receipts(worker, last)
+                self._kill_a_process(worker, last, mail_server)
                 self._requeue_the_dead_letter(worker)
         self._expect(worker.returncode, 0, "exit code of the worker")
         self._check_mails()
@@ -177,14 +195,32 @@ class Story:
         self._expect(pending, placed, "pending jobs")
         self._expect(self._select(ORDER_WITH_JOB_SQL), placed, "orders with their own job")
 
-    def _send_receipts(self, worker: subprocess.Popen[bytes]) -> None:
-        self._headline("A worker runs the jobs; an SMTP server on this machine takes the mails")
-        self._wait_for(worker)
-        self._expect(self._select(DONE_SQL), self.counts["placed"] - 1, "done jobs")
+    def _send_receipts(self, worker: subprocess.Popen[bytes], last: Order) -> None:
+        self._headline("A worker of two processes runs the jobs; an SMTP server on this machine takes the mails")
+        self._wait_for(worker, but_for=last)
+        self._expect(self._select(DONE_SQL), self.counts["placed"] - 2, "done jobs")
         self.say(f"One address is misspelt ({MISSPELT_DOMAIN}), and the mail server refuses it every time. When its")
         self.say("attempts were used up, the job became a dead letter:")
         self._count("dead_letters_before", DEAD_LETTERS_SQL, 1)
         self._show(DEAD_LETTER_SQL)
+
+    def _kill_a_process(self, worker: subprocess.Popen[bytes], last: Order, mail_server: MailServer) -> None:
+        self._headline("A process dies at the worst moment, and a mail goes out twice")
+        if not mail_server.is_waiting.wait(PATIENCE_SECONDS):
+            raise DemoFailed(f"The receipt for {last} did not arrive.\n{self._end_of_log()}")
+        self.say(f"The server has accepted the receipt for {last} and does not say goodbye. The mail is out;")
+        self.say("that its job is done is not written yet:")
+        self._show(LAST_JOB_SQL)
+        job = Job.objects.get(pk=last.receipt_id)
+        process_id = int(str(job.claimed_by).split(":")[1])
+        os.kill(process_id, signal.SIGKILL)
+        self.say(f"Process {process_id} is killed. Its worker notices, starts another, and lets the job run again,")
+        self.say("because nobody can know whether it had done its work:")
+        self._wait_for(worker)
+        self._show(LAST_JOB_SQL)
+        self._show(CRASHED_SQL)
+        self.say("That is what 'at least once' means. The two mails carry the same Message-ID, by which many mail")
+        self.say("programs show only one.")
 
     def _requeue_the_dead_letter(self, worker: subprocess.Popen[bytes]) -> None:
         self._headline("The cause is fixed, and the dead letter requeued")
@@ -203,7 +239,8 @@ class Story:
         for path in sorted(self.mail_directory.glob("*.eml")):
             _record_mail(path)
         placed = self.counts["placed"]
-        self._count("mails", MAILS_SQL, placed)
+        self._count("repeated", REPEATED_SQL, 1)
+        self._count("mails", MAILS_SQL, placed + 1)
         self._expect(self._select(RIGHT_MAILS_SQL), placed, "orders with the right mail")
         self._expect(self._select(ROLLED_BACK_MAILS_SQL), 0, "mails of orders that were rolled back")
 
@@ -213,10 +250,12 @@ class Story:
         self.say("")
         self.say(f"All as it should be, in {self.counts['seconds']} s. .demo holds demo.json, mail/ and worker.log.")
 
-    def _wait_for(self, worker: subprocess.Popen[bytes]) -> None:
-        """Wait until every job has ended."""
+    def _wait_for(self, worker: subprocess.Popen[bytes], but_for: Order | None = None) -> None:
+        """Wait until every job has ended, but for the receipt of the order *but_for*."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         unfinished = Job.objects.filter(task_path=send_receipt.module_path, finished_at=None)
+        if but_for is not None:
+            unfinished = unfinished.exclude(pk=but_for.receipt_id)
         while unfinished.exists():
             if worker.poll() is not None:
                 raise DemoFailed(f"The worker ended with exit code {worker.returncode}.\n{self._end_of_log()}")
