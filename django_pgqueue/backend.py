@@ -38,6 +38,11 @@ class PgQueueBackend(BaseTaskBackend):
 
     checks_calls = True  # so that Task.enqueue() need not
 
+    def __init__(self, alias: str, params: dict[str, Any]) -> None:
+        super().__init__(alias, params)
+        if isinstance(given := params.get("QUEUES"), str):
+            self.queues = {given}  # the one queue that it names, not its letters
+
     @cached_property
     def settings(self) -> Options:
         """The checked options; raises ``ImproperlyConfigured``. Not at once, so that checks can report."""

@@ -101,8 +101,14 @@ def is_attempt_count(value: object) -> bool:
 
 
 def is_queue_name(value: object) -> bool:
-    """Whether *value* can be a queue's name: text of 1 to MAX_QUEUE_NAME_LENGTH characters that can be stored."""
-    return isinstance(value, str) and 1 <= len(value) <= MAX_QUEUE_NAME_LENGTH and storable_text(value) == value
+    """
+    Whether *value* can be a queue's name: text of 1 to MAX_QUEUE_NAME_LENGTH characters that can be stored.
+
+    ``*`` is none: to ``runworker`` it means all queues.
+    """
+    if not isinstance(value, str) or value == "*":
+        return False
+    return 1 <= len(value) <= MAX_QUEUE_NAME_LENGTH and storable_text(value) == value
 
 
 def is_job_key(value: object) -> bool:

@@ -585,3 +585,9 @@ def test_the_frameworks_own_checks_and_signals_are_there_once_apps_are_ready():
 
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.strip() == "['django_pgqueue.E001']"
+
+
+def test_one_queue_may_be_named_without_a_list():
+    backend = PgQueueBackend("single", {"QUEUES": "email"})
+
+    assert backend.queues == {"email"}

@@ -4,6 +4,7 @@ import ast
 import importlib
 import inspect
 import re
+import tomllib
 from dataclasses import fields
 from pathlib import Path
 
@@ -59,9 +60,18 @@ def test_sql_blocks_run(block):
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
 def test_links_lead_somewhere(path):
-    targets = re.findall(r"\]\((?!https?:)([^)#]+)(#[^)]*)?\)", path.read_text())
+    links = re.findall(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)", path.read_text())
 
-    assert [target for target, _ in targets if not (path.parent / target).exists()] == []
+    for name, anchor in links:
+        target = path.parent / name if name else path
+        assert target.exists(), name
+        assert not anchor or anchor in anchors(target), f"{name}#{anchor}"
+
+
+def anchors(path: Path) -> set[str]:
+    """The anchors that GitHub makes of the headings of a document."""
+    headings = re.findall(r"^#+ (.*)$", path.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
 
 
 # ---- the reference
@@ -208,6 +218,22 @@ def test_it_has_every_verb_of_the_command():
     [verbs] = [action.choices for action in parser._actions if isinstance(action.choices, dict)]
 
     assert set(column(REFERENCE, "pgqueue", "verb")) == set(verbs)
+
+
+# ---- the rest
+
+
+def test_every_dependency_has_its_reason():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    requirements = [
+        *project["build-system"]["requires"],
+        *project["project"]["dependencies"],
+        *(name for extra in project["project"]["optional-dependencies"].values() for name in extra),
+    ]
+    names = {re.match(r"[\w-]+", requirement)[0] for requirement in requirements} - {project["project"]["name"]}
+    text = (ROOT / "docs" / "dependencies.md").read_text()
+
+    assert {name for name in names if f"`{name}" not in text} == set()
 
 
 # ---- the quickstart

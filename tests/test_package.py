@@ -62,6 +62,7 @@ def test_the_wheel_has_the_whole_package_and_nothing_else(wheel):
     "pattern",
     [
         "django_pgqueue/py.typed",
+        "django_pgqueue/locale/de/LC_MESSAGES/django.mo",
         "django_pgqueue/management/commands/runworker.py",
         "django_pgqueue/migrations/0001_initial.py",
         "django_pgqueue/static/django_pgqueue/*.css",

@@ -95,6 +95,7 @@ WITH locked AS MATERIALIZED (
            snoozes = 0,
            claim_version = claim_version + 1,
            available_at = clock_timestamp(),
+           started_at = NULL,
            finished_at = NULL,
            return_value = NULL
      WHERE id = ANY(ARRAY(SELECT id FROM first))

@@ -11,9 +11,11 @@ from ...backend import PgQueueBackend
 from ...compat import task_backends
 from ...managers import Changed, JobQuerySet
 from ...models import Job
+from ...statements import people
 from ...states import Status
 
-VERBS = {
+VERBS = {"requeue": people.REQUEUE, "hold": people.HOLD, "unhold": people.UNHOLD, "cancel": people.CANCEL}
+MEANINGS = {
     "requeue": "give failed and cancelled jobs fresh attempts",
     "hold": "set pending jobs aside",
     "unhold": "put held jobs back",
@@ -44,7 +46,7 @@ class Command(BaseCommand):
         listing.add_argument("--limit", type=int, default=20, metavar="N", help="how many at most (default: 20)")
         showing = verbs.add_parser("show", help="show one job and its failed attempts")
         showing.add_argument("id", type=int)
-        for verb, text in VERBS.items():
+        for verb, text in MEANINGS.items():
             acting = verbs.add_parser(
                 verb,
                 help=text,
@@ -103,8 +105,10 @@ class Command(BaseCommand):
     def _act(self, verb: str, jobs: JobQuerySet, options: dict[str, Any]) -> None:
         chosen = _filtered(jobs, options)
         if options["ids"]:
-            chosen = chosen.filter(pk__in=options["ids"])
-        elif not (options["all"] or options["status"] or options["queue"] or options["task"]):
+            chosen = chosen.filter(pk__in=options["ids"])  # whatever their status, to say which are left
+        elif options["all"] or options["status"] or options["queue"] or options["task"]:
+            chosen = chosen.filter(status__in=VERBS[verb].takes)  # there may be millions in other statuses
+        else:
             raise CommandError(f"Which jobs? Give ids, --status, --queue, --task, or --all: pgqueue {verb} --help")
         changed: Changed = getattr(chosen, verb)()
         if options["json"]:

@@ -78,7 +78,7 @@ class Command(BaseCommand):
         )
         parser.add_argument(
             "--max-jobs",
-            type=_at_least_one,
+            type=_positive,
             metavar="N",
             help="Replace a child process after it has run this many jobs (default: never).",
         )
@@ -147,6 +147,13 @@ def _at_least_one(text: str) -> int:
     number = int(text)
     if not 1 <= number <= 1_000:
         raise argparse.ArgumentTypeError("must be from 1 to 1000")
+    return number
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
     return number
 
 
