@@ -96,5 +96,5 @@ TASKS["default"]["OPTIONS"] = {
     name: float(os.environ[name]) for name in ("LEASE_SECONDS", "POLL_SECONDS") if name in os.environ
 }
 
-if os.environ.get("BREAK_CHILD") and sys.argv[0].endswith("child.py"):
+if os.environ.get("BREAK_CHILD") and sys.argv[0].endswith("entry.py"):
     os._exit(11)

@@ -96,11 +96,14 @@ def test_only_the_exact_version_of_a_claim_is_renewed():
     make_due(old.job_id)
     new = claim_of(claim_one("B"))
     lease = lease_of(new)
+    others = [old, Claim(new.job_id, new.version + 1), Claim(0, 0)]
 
-    renewed = Job.objects.renew([old, Claim(new.job_id, new.version + 1), Claim(0, 0)], lease_seconds=600)
+    renewed = Job.objects.renew(others, lease_seconds=600)
 
     assert renewed == set()
     assert lease_of(new) == lease
+    assert leases.standing(connections["default"], others) == set()
+    assert leases.standing(connections["default"], [new]) == {new.job_id}
     assert Job.objects.renew([new]) == {new.job_id}
 
 

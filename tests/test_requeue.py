@@ -229,6 +229,7 @@ def test_one_job_that_someone_holds_is_busy_at_once_and_the_caller_s_transaction
         sql(other, f"SELECT 1 FROM django_pgqueue_job {lock}")
 
         with transaction.atomic():
+            here("SET LOCAL statement_timeout = '5s'")  # waiting would end in 57014
             before = enqueue()
             with pytest.raises(JobBusy, match=f"Job {job_id} .* Try again") as busy:
                 job.requeue()

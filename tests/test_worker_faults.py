@@ -48,7 +48,7 @@ def child(monkeypatch):
     """A child without a supervisor's threads; killed in the end."""
     monkeypatch.setenv("TEST_DATABASE", connections["default"].settings_dict["NAME"])
     child = ChildProcess(config())
-    wait_until(child.has_started, "the child to start")
+    wait_until(lambda: child.said().has_started, "the child to start")
     yield child
     if child.exit_code() is None:
         child.kill()
@@ -108,9 +108,9 @@ class TestThePipe:
             tries.append(config)
             raise BlockingIOError("no more processes")
 
-        monkeypatch.setattr("django_pgqueue.worker.supervisor.ChildProcess", fail_to_fork)
+        monkeypatch.setattr("django_pgqueue.worker.place.ChildProcess", fail_to_fork)
         supervisor = Supervisor(config())
-        supervisor._sleep = lambda seconds: setattr(supervisor, "_restart_at", 0.0)
+        supervisor._sleep = lambda seconds: setattr(supervisor._places[0], "restart_at", 0.0)
 
         assert supervisor._supervise() == 1
 

@@ -198,6 +198,20 @@ def test_a_round_that_failed_after_its_claim_neither_ends_a_burst_nor_waits_for_
     assert len(child._held) == 1
 
 
+def test_a_child_that_has_run_its_number_of_jobs_looks_for_no_others(make_child, monkeypatch):
+    child = make_child(max_jobs=1)
+    enqueue_jobs(3)
+    child._turn()
+    [held] = child._held.values()
+    child._slots.take_back()
+    finish(child, held)
+    monkeypatch.setattr(child, "_claim", None)
+
+    child._turn()
+
+    assert child._is_finished()
+
+
 def test_an_error_that_only_a_claim_meets_is_told_at_once_as_a_warning(make_child, caplog):
     child = make_child()
     enqueue()

@@ -107,8 +107,11 @@ class CappedPaginator(Paginator):
     def page(self, number: Any) -> Page:
         number = self.validate_number(number)
         first = (number - 1) * self.per_page
-        ids = self._ids[first : first + self.per_page]
-        return Page(self._rows.filter(pk__in=ids), number, self)
+        return Page(self.rows(first, first + self.per_page), number, self)
+
+    def rows(self, first: int, end: int) -> models.QuerySet:
+        """Return the rows at these places of the list, without looking for them again."""
+        return self._rows.filter(pk__in=self._ids[first:end])
 
     @cached_property
     def _ids(self) -> list[int]:
@@ -146,6 +149,9 @@ class JobChangeList(ChangeList):
     def get_results(self, request: HttpRequest) -> None:
         super().get_results(request)
         self.page_num = min(self.page_num, self.paginator.num_pages)
+        if not self.multi_page or (self.show_all and self.can_show_all):
+            # Django would look for them once more, and without a limit.
+            self.result_list = cast(CappedPaginator, self.paginator).rows(0, self.result_count)
         # Where digits are grouped, Django would take the sign for one of them; a plain number is better then.
         if self.paginator.is_capped and number_format(self.result_count).isdigit():
             self.result_count = AtLeast(self.result_count)

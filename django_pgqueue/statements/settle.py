@@ -20,6 +20,7 @@ from ..outcomes import Claim, ErrorRecord, Failed, Outcome, Released, Retried, S
 from .database import CHANNEL, ERRORS, Connection, fetch, is_lock_conflict, is_refusal
 
 SLICE = 200
+SLICE_CHARS = 8_000_000  # of results; two hundred large ones took longer than a statement may
 MAX_REFUNDS = 20  # interruptions of one job that cost no attempt
 MAX_LAST_ERROR_CHARS = 500
 
@@ -314,7 +315,7 @@ def _statements_for(outcomes: Sequence[Outcome]) -> list[tuple[Callable[[Connect
     plain = [outcome for outcome in outcomes if isinstance(outcome, Succeeded) and outcome.result is None]
     calls: list[tuple[Callable[[Connection, list], set[int]], list]] = [(_succeed, plain)] if plain else []
     with_result = [outcome for outcome in outcomes if isinstance(outcome, Succeeded) and outcome.result is not None]
-    calls += [(_succeed_with_result, part) for part in _slices(with_result)]
+    calls += [(_succeed_with_result, part) for part in _slices(with_result, lambda outcome: len(outcome.result))]
     calls += [(_retry, part) for part in _slices([outcome for outcome in outcomes if isinstance(outcome, Retried)])]
     calls += [(_snooze, part) for part in _slices([outcome for outcome in outcomes if isinstance(outcome, Snoozed)])]
     calls += [(_fail, part) for part in _slices([outcome for outcome in outcomes if isinstance(outcome, Failed)])]
@@ -324,8 +325,18 @@ def _statements_for(outcomes: Sequence[Outcome]) -> list[tuple[Callable[[Connect
     return calls
 
 
-def _slices(outcomes: list) -> Iterable[list]:
-    return (outcomes[start : start + SLICE] for start in range(0, len(outcomes), SLICE))
+def _slices(outcomes: list, size: Callable[[Any], int] = lambda outcome: 0) -> Iterable[list]:
+    """Cut *outcomes* into parts of up to SLICE, and of no more than SLICE_CHARS together unless one alone is larger."""
+    part: list = []
+    chars = 0
+    for outcome in outcomes:
+        chars += size(outcome)
+        if len(part) == SLICE or (part and chars > SLICE_CHARS):
+            yield part
+            part, chars = [], size(outcome)
+        part.append(outcome)
+    if part:
+        yield part
 
 
 def _release_group(outcome: Released) -> tuple[bool, float]:

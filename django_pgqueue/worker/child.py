@@ -5,8 +5,8 @@ One control loop, in the main thread, does all of it in *rounds*: settle what ha
 next batch, one commit. There is no timer for batches. When idle a job is settled at once; when busy, what
 arrives during a round makes the next batch.
 
-Run as ``python -m django_pgqueue.worker.child``, with a first line of JSON on standard input. Later lines
-are the supervisor's words: stop, wake, lost. Their end is the supervisor's death.
+It is told what to do by its supervisor's words, lines of JSON: stop, wake, lost. Their end is the
+supervisor's death. How the process begins and ends is in `entry`.
 
 What the loop decides by belongs to it alone. Other threads put things in queues or raise a flag, and wake it.
 """
@@ -15,15 +15,12 @@ import json
 import logging
 import os
 import random
-import signal
-import sys
 import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Any, TextIO
+from typing import TextIO
 
 import psycopg
 
@@ -38,7 +35,6 @@ from .announcer import Announcer
 from .config import WorkerConfig
 from .connection import Outage, Session
 from .holdings import Holdings
-from .logs import configure_logging
 from .pacing import Pacing
 from .slots import HeldJob, Slots
 
@@ -48,7 +44,6 @@ STALE_BUFFER_SECONDS = 0.2  # a buffered job that found no slot in this time goe
 BUSY_PAUSE_SECONDS = 0.2  # before the next try to settle a row that someone holds
 CATCH_UP_SECONDS = 0.1  # between two looks at whether the announcer has caught up
 LONGEST_SLEEP_SECONDS = 3_600.0
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 EXIT_RECYCLE = 10  # the exit code of a child that has run its number of jobs
 
 # What a child says to its supervisor: that it is ready, and that there are more jobs than it could take.
@@ -209,7 +204,7 @@ class Child:
             self._claim_at = now + CATCH_UP_SECONDS
         if self._stop_by is not None or now < self._claim_at:
             return 0
-        return int(min(self._pacing.wanted(len(self._held)), self._jobs_left - len(self._held)))
+        return int(max(min(self._pacing.wanted(len(self._held)), self._jobs_left - len(self._held)), 0))
 
     # ---- what arrives from slots
 
@@ -393,70 +388,3 @@ def _log_lost(claim: Claim) -> None:
         *claim,
         extra={"job_id": claim.job_id},
     )
-
-
-def main() -> None:
-    code = 1
-    try:
-        code = _serve(_take_over_stdin())
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
-    with suppress(OSError, ValueError):
-        sys.stdout.flush()
-        sys.stderr.flush()
-    # Whatever still runs here must not keep the process: its claims would be renewed for ever.
-    os._exit(code)
-
-
-def _take_over_stdin() -> TextIO:
-    """Return standard input, and leave an empty one: the subprocesses of tasks would read the supervisor's words."""
-    words = os.fdopen(os.dup(0), encoding="ascii")  # not inheritable
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
-    return words
-
-
-def _serve(words: TextIO) -> int:
-    parameters: dict[str, Any] = json.loads(words.readline())
-    os.set_blocking(parameters["voice"], False)
-    for descriptor in (parameters["voice"], parameters["holdings"]):
-        os.set_inheritable(descriptor, False)  # subprocesses of tasks have no business with them
-    config = WorkerConfig.from_json(parameters["config"])
-    child_of: list[Child] = []
-
-    def stop(signum: int, frame: Any) -> None:
-        if not child_of:  # nothing is claimed yet
-            os._exit(0)
-        child_of[0].stop(config.grace)
-
-    signal.signal(signal.SIGTERM, stop)
-    # A Ctrl-C reaches the whole group, and the supervisor decides. A handler, because the subprocesses of
-    # tasks would inherit SIG_IGN.
-    signal.signal(signal.SIGINT, lambda signum, frame: None)
-    os.register_at_fork(
-        before=partial(signal.pthread_sigmask, signal.SIG_BLOCK, STOP_SIGNALS),  # one that comes too early waits
-        after_in_parent=partial(signal.pthread_sigmask, signal.SIG_UNBLOCK, STOP_SIGNALS),
-        after_in_child=_take_signals_as_usual,
-    )
-
-    import django
-
-    django.setup()
-    configure_logging(config.log_level)
-    holdings = Holdings(parameters["holdings"], Pacing.capacity(config.concurrency))
-    child = Child(config, parameters["owner"], parameters["application_name"], holdings, words, parameters["voice"])
-    child_of.append(child)
-    os.write(parameters["voice"], STARTED)
-    return child.run()
-
-
-def _take_signals_as_usual() -> None:
-    """In a process that a task has forked, such as a pool of multiprocessing, which ends its members by SIGTERM."""
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
-
-
-if __name__ == "__main__":
-    main()

@@ -73,7 +73,7 @@ class ChildProcess:
     def _start(self, voice: int) -> "subprocess.Popen[bytes]":
         paths = os.pathsep.join(str(Path(path).absolute()) for path in sys.path if path)
         return subprocess.Popen(
-            [sys.executable, "-m", "django_pgqueue.worker.child"],
+            [sys.executable, "-m", "django_pgqueue.worker.entry"],
             stdin=subprocess.PIPE,
             pass_fds=(self._holdings.descriptor, voice),
             env={**os.environ, "PYTHONPATH": paths},

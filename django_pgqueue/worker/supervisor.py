@@ -101,10 +101,10 @@ class Supervisor:
             for place in self._places:
                 if place.look():
                     self._wake_one(but_not=place.child)
-            if all(place.is_over for place in self._places):
-                return EXIT_CHILD_CANNOT_START if any(place.gave_up for place in self._places) else EXIT_OK
             if self._stop_by is None and any(place.gave_up for place in self._places):
                 self._begin_stop("A child died %d times before it could start; giving up.", MAX_EARLY_DEATHS)
+            if all(place.is_over for place in self._places):
+                return EXIT_CHILD_CANNOT_START if any(place.gave_up for place in self._places) else EXIT_OK
             if self._stop_by is not None and time.monotonic() > self._stop_by + KILL_AFTER_SECONDS:
                 logger.warning("A child has not ended in its grace period and is killed.")
                 self._kill_all()

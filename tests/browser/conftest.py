@@ -115,5 +115,16 @@ def violations(page):
     return [(each["id"], [node["html"] for node in each["nodes"]]) for each in found]
 
 
+def press(page, verb, label):
+    """Run *verb* on the page of a job: from the page's actions on Django 6.1, and before that by a button."""
+    from django_pgqueue.admin.verbs import ACTIONS_ARE_ON_PAGES
+
+    if ACTIONS_ARE_ON_PAGES:
+        page.get_by_label("Action:").select_option(verb)
+        page.get_by_role("button", name="Run").click()
+    else:
+        page.get_by_role("button", name=label).click()
+
+
 def _foreign(url, base_url):
     return [] if url.startswith((base_url, "data:")) else [f"a request to {url}"]

@@ -3,13 +3,14 @@
 import re
 from datetime import timedelta
 
+import django
 import pytest
 from django.utils import timezone
 
 from django_pgqueue.models import Job
 
 from ..admin_pages import LIST, locked_elsewhere, make_attempt, make_job, make_jobs, page_of
-from .conftest import violations
+from .conftest import press, violations
 
 playwright_api = pytest.importorskip("playwright.sync_api", reason="pip install '.[browser]'")
 expect = playwright_api.expect
@@ -129,7 +130,7 @@ def test_the_question_leads_back_to_the_filtered_list(visit):
     page.get_by_label("Action:").select_option("requeue")
     page.get_by_role("button", name=re.compile("^(Go|Run)")).first.click()
 
-    page.get_by_role("link", name="No, take me back").click()
+    page.get_by_role("button", name="No, take me back").click()
 
     expect(page).to_have_url(re.compile(re.escape(LIST + "?status=failed") + "$"))
     assert Job.objects.filter(status="failed").count() == 60
@@ -163,6 +164,7 @@ def test_somebody_who_may_only_look_sees_everything_and_no_button(visit):
     expect(page.get_by_text("[Errno 111] Connection refused").first).to_be_visible()
 
 
+@pytest.mark.skipif(django.VERSION < (6, 1), reason="axe looks at Django's markup too, which is clean since 6.1")
 @pytest.mark.parametrize("color_scheme", ["light", "dark"])
 @pytest.mark.parametrize("codenames", [(), ("view_job", "view_worker")], ids=["everything", "looking"])
 def test_axe_finds_nothing_to_complain_about(visit, color_scheme, codenames):
@@ -207,16 +209,6 @@ def test_dark_pages_take_their_colours_from_the_admin(visit):
 
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(18, 18, 18)"
     assert colour("color") == page.evaluate("getComputedStyle(document.body).color")
-
-
-def press(page, verb, label):
-    """Run *verb* on the page of a job: from the page's actions on Django 6.1, and before that by a button."""
-    actions = page.get_by_label("Action:")
-    if actions.count():
-        actions.select_option(verb)
-        page.get_by_role("button", name="Run").click()
-    else:
-        page.get_by_role("button", name=label).click()
 
 
 def make_groups():
