@@ -27,7 +27,7 @@ run: $(VENV)/.demo
 test: $(VENV)/.test
 	@$(VENV)/bin/python -m pytest -m "$(FAST)"
 
-test-all: $(VENV)/.test
+test-all: $(VENV)/.browser
 	@$(VENV)/bin/python -m pytest -m ""
 
 lint: $(VENV)/.lint

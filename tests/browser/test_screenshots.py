@@ -12,8 +12,6 @@ from django_pgqueue.models import Job
 from ..admin_pages import LIST, make_attempt, new_job, page_of
 from .test_admin import DEAD_LETTERS, TRACEBACK
 
-playwright_api = pytest.importorskip("playwright.sync_api", reason="pip install '.[browser]'")
-
 SIZE = {"width": 1440, "height": 900}
 ERRORS = {
     "shop.tasks.send_receipt": ("builtins.ConnectionRefusedError", "[Errno 111] Connection refused"),
