@@ -121,7 +121,12 @@ class Job(models.Model):
         ]
 
     def __str__(self) -> str:
-        return f"{self.task_name} {self.pk}"
+        return self.title(self.pk, self.task_path)
+
+    @staticmethod
+    def title(job_id: int, task_path: str) -> str:
+        """What a job is called where there is room for one name: its function's, and its id."""
+        return f"{task_path.rpartition('.')[2]} {job_id}"
 
     @property
     def task_name(self) -> str:

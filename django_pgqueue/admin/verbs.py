@@ -17,7 +17,6 @@ from typing import Any, cast
 from django import forms
 from django.contrib import admin, messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
-from django.contrib.admin.models import CHANGE, LogEntry
 from django.contrib.admin.templatetags.admin_urls import add_preserved_filters
 from django.contrib.admin.utils import unquote
 from django.contrib.auth import get_permission_codename
@@ -31,6 +30,7 @@ from django.utils.translation import gettext_lazy as _
 from ..exceptions import JobBusy, JobKeyHeld
 from ..managers import Changed, JobQuerySet
 from ..models import Job
+from .history import log_many
 from .lists import JobChangeList, capped_count
 from .readonly import ReadOnlyAdmin
 from .words import BUSY, BUSY_ONE, CANCEL, HOLD, KEY_HELD, KEY_HELD_ONE, REQUEUE, UNHOLD, VERBS, Words
@@ -184,8 +184,7 @@ class VerbsAdmin(ReadOnlyAdmin):
                 self.message_user(request, text % {"count": count}, messages.WARNING)
 
     def _log_many(self, request: HttpRequest, verb: Words, job_ids: Iterable[int]) -> None:
-        jobs = Job.objects.using(self.database).filter(pk__in=job_ids).order_by("pk").only("task_path")
-        LogEntry.objects.log_actions(cast(int, request.user.pk), jobs, CHANGE, str(verb.history))
+        log_many(request.user.pk, self.database, job_ids, str(verb.history))
 
     # Asking first
 
