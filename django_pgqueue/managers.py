@@ -10,8 +10,8 @@ The verbs of jobs, each one call, on any database alias and in the caller's tran
 The worker runs the same statements on a connection of its own; these calls serve tests, tools and the admin.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -233,8 +233,9 @@ class JobManager(models.Manager.from_queryset(JobQuerySet)):  # type: ignore[mis
             with self._atomic():
                 if people.lock_one(self._connection, job_id) not in verb.takes:
                     return False
-                if job_id in verb.change(self._connection, [job_id]):
-                    return True
+                with _bounded_waits(self._connection):
+                    if job_id in verb.change(self._connection, [job_id]):
+                        return True
         except OperationalError as error:
             if is_lock_conflict(error):
                 raise JobBusy(f"Job {job_id} is held by another transaction at this moment. Try again.") from error
@@ -256,12 +257,25 @@ class JobManager(models.Manager.from_queryset(JobQuerySet)):  # type: ignore[mis
         return partial(transaction.atomic, using=self._alias)
 
 
+@contextmanager
+def _bounded_waits(connection: Any) -> Iterator[None]:
+    """Wait no longer than half a second for a lock in this block, and leave the caller's own limit as it was."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT current_setting('lock_timeout'), set_config('lock_timeout', '500ms', true)")
+        before, _ = cursor.fetchone()
+    yield  # after an error the savepoint that is rolled back restores it
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT set_config('lock_timeout', %s, true)", [before])
+
+
 def _change_some(verb: people.Verb, using: str, ids: Sequence[int]) -> set[int]:
-    """Do *verb* to the jobs with *ids*; when a key of one is taken meanwhile, find it by halving and leave it out."""
+    """Do *verb* to the jobs with *ids*; one whose key is taken at this moment is found by halving and left out."""
     try:
-        with transaction.atomic(using=using):
+        with transaction.atomic(using=using), _bounded_waits(connections[using]):
             return verb.change(connections[using], ids)
-    except IntegrityError:
+    except (IntegrityError, OperationalError) as error:
+        if isinstance(error, OperationalError) and not is_lock_conflict(error):
+            raise
         if len(ids) == 1:
             return set()
     half = len(ids) // 2

@@ -250,3 +250,29 @@ def wait_for_any_lock_wait(connection):
             return cursor.fetchone()[0]
 
     wait_until(someone_waits, "the requeue to wait for the key")
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_key_that_another_transaction_is_about_to_take_makes_its_job_busy_and_nobody_waits_for_long():
+    """R04, R13"""
+    taken, *free = [dead_letter(f"key {number}") for number in range(3)]
+    with second_connection() as other, other.cursor() as cursor:
+        cursor.execute("BEGIN")
+        cursor.execute(
+            "INSERT INTO django_pgqueue_job (backend, queue_name, task_path, args, kwargs, status, priority,"
+            " attempts, max_attempts, claim_version, job_key)"
+            " VALUES ('default', 'default', %s, '[]', '{}', 'pending', 0, 0, 5, 0, %s)",
+            [nothing.module_path, taken.job_key],
+        )
+
+        with transaction.atomic():
+            with pytest.raises(JobBusy):
+                taken.requeue()
+            many = Job.objects.filter(status="failed").requeue()
+            with connection.cursor() as ours:
+                ours.execute("SHOW lock_timeout")
+                [limit] = ours.fetchone()
+
+    assert many == Changed(changed=2, busy=1, skipped=0)
+    assert {row(job.pk, "status")[0] for job in free} == {"pending"}
+    assert limit != "500ms"  # the caller's own

@@ -8,7 +8,7 @@ import psycopg
 import pytest
 
 from django_pgqueue.models import Job
-from django_pgqueue.outcomes import Succeeded
+from django_pgqueue.outcomes import Claim, Succeeded
 from django_pgqueue.statements import claim as claiming
 from django_pgqueue.worker import announcer
 from django_pgqueue.worker.attempt import Attempted
@@ -16,7 +16,7 @@ from django_pgqueue.worker.child import Child
 from django_pgqueue.worker.config import Queues, WorkerConfig
 from django_pgqueue.worker.holdings import Holdings
 from django_pgqueue.worker.pacing import Pacing
-from django_pgqueue.worker.upkeep import Upkeep
+from django_pgqueue.worker.upkeep import Upkeep, _newest
 
 from .helpers import claim_one, enqueue, enqueue_jobs, expire_lease, here, row
 
@@ -272,3 +272,13 @@ def _commit_and_lose_the_connection(connection, jobs):
     connection.execute("COMMIT")
     connection.close()
     raise psycopg.OperationalError("the connection is lost")
+
+
+def test_of_two_claims_of_one_job_the_older_is_lost():
+    """R18: a child that lost a claim and took the job again may still run the first attempt."""
+    claims = [Claim(7, 3), Claim(8, 1), Claim(7, 1)]
+
+    held, superseded = _newest(claims)
+
+    assert sorted(held) == [Claim(7, 3), Claim(8, 1)]
+    assert superseded == [Claim(7, 1)]

@@ -101,7 +101,7 @@ WITH inserted AS (
            GREATEST(%(run_after)s::timestamptz, (SELECT clock_timestamp())), (SELECT clock_timestamp()),
            0, %(max_attempts)s, 0
       FROM unnest(%(args)s::text[], %(kwargs)s::text[], %(job_keys)s::text[]) AS call(args, kwargs, job_key)
-     ORDER BY call.job_key
+     ORDER BY call.job_key COLLATE "C"
         ON CONFLICT (task_path, job_key)
               WHERE job_key IS NOT NULL AND status IN ('pending', 'blocked', 'held', 'running')
            DO NOTHING

@@ -26,7 +26,7 @@ import psycopg
 from .. import backoff
 from ..exceptions import WorkerCrashed
 from ..managers import recover_lost
-from ..outcomes import Released, class_path_of
+from ..outcomes import Claim, Released, class_path_of
 from ..statements import leases, upkeep
 from ..statements.database import Connection, fetch, is_lock_conflict
 from ..statements.settle import settle
@@ -176,14 +176,14 @@ class Upkeep(threading.Thread):
 
     def _renew(self) -> float:
         for child in self._children():
-            claims = [held.claim for held in child.held()]
+            claims, superseded = _newest([held.claim for held in child.held()])
             if not claims:
                 continue
             with self._round() as connection:
                 renewed = leases.renew(connection, claims, self._config.lease)
                 missing = [claim for claim in claims if claim.job_id not in renewed]
                 still_ours = leases.standing(connection, missing) if missing else set()
-            lost = [claim for claim in missing if claim.job_id not in still_ours]
+            lost = superseded + [claim for claim in missing if claim.job_id not in still_ours]
             # What has been settled since the list was read is missing, too; the child knows it no more.
             if lost:
                 child.tell_lost(lost)
@@ -271,6 +271,18 @@ class Upkeep(threading.Thread):
                 upkeep.forget_workers(connection, self._worker_name, FORGET_WORKERS_SECONDS)
         except psycopg.Error as error:
             logger.debug("The worker's row could not be removed: %s", error)
+
+
+def _newest(claims: list[Claim]) -> tuple[list[Claim], list[Claim]]:
+    """
+    Return of each job the newest of *claims*, and the others.
+
+    A child that has lost a claim and taken the same job again may hold both. The older one is lost.
+    """
+    newest: dict[int, Claim] = {}
+    for claim in sorted(claims):
+        newest[claim.job_id] = claim
+    return list(newest.values()), [claim for claim in claims if newest[claim.job_id] != claim]
 
 
 def _end_as_crashed(
