@@ -207,14 +207,7 @@ class TestKeysAtRequeue:
 def test_a_key_that_is_taken_during_a_requeue_costs_only_its_own_job():
     """R04: the requeue waits for the other transaction, meets its key, and leaves that job out."""
     taken, *free = [dead_letter(f"key {number}") for number in range(4)]
-    with second_connection() as other, other.cursor() as cursor:
-        cursor.execute("BEGIN")
-        cursor.execute(
-            "INSERT INTO django_pgqueue_job (backend, queue_name, task_path, args, kwargs, status, priority,"
-            " attempts, max_attempts, claim_version, job_key)"
-            " VALUES ('default', 'default', %s, '[]', '{}', 'pending', 0, 0, 5, 0, %s)",
-            [nothing.module_path, taken.job_key],
-        )
+    with taking_the_key_of(taken) as cursor:
         requeuing = InThread(lambda: Job.objects.filter(status="failed").requeue())
         wait_for_any_lock_wait(connection)
         cursor.execute("COMMIT")
@@ -229,6 +222,20 @@ def people_cancel(job):
         return "yes" if job.cancel() else "no"
     except JobBusy:
         return "busy"
+
+
+@contextmanager
+def taking_the_key_of(job):
+    """A second connection has inserted a job with the key of *job* and not committed; its cursor."""
+    with second_connection() as other, other.cursor() as cursor:
+        cursor.execute("BEGIN")
+        cursor.execute(
+            "INSERT INTO django_pgqueue_job (backend, queue_name, task_path, args, kwargs, status, priority,"
+            " attempts, max_attempts, claim_version, job_key)"
+            " VALUES ('default', 'default', %s, '[]', '{}', 'pending', 0, 0, 5, 0, %s)",
+            [nothing.module_path, job.job_key],
+        )
+        yield cursor
 
 
 @contextmanager
@@ -256,22 +263,13 @@ def wait_for_any_lock_wait(connection):
 def test_a_key_that_another_transaction_is_about_to_take_makes_its_job_busy_and_nobody_waits_for_long():
     """R04, R13"""
     taken, *free = [dead_letter(f"key {number}") for number in range(3)]
-    with second_connection() as other, other.cursor() as cursor:
-        cursor.execute("BEGIN")
-        cursor.execute(
-            "INSERT INTO django_pgqueue_job (backend, queue_name, task_path, args, kwargs, status, priority,"
-            " attempts, max_attempts, claim_version, job_key)"
-            " VALUES ('default', 'default', %s, '[]', '{}', 'pending', 0, 0, 5, 0, %s)",
-            [nothing.module_path, taken.job_key],
-        )
-
-        with transaction.atomic():
-            with pytest.raises(JobBusy):
-                taken.requeue()
-            many = Job.objects.filter(status="failed").requeue()
-            with connection.cursor() as ours:
-                ours.execute("SHOW lock_timeout")
-                [limit] = ours.fetchone()
+    with taking_the_key_of(taken), transaction.atomic():
+        with pytest.raises(JobBusy):
+            taken.requeue()
+        many = Job.objects.filter(status="failed").requeue()
+        with connection.cursor() as cursor:
+            cursor.execute("SHOW lock_timeout")
+            [limit] = cursor.fetchone()
 
     assert many == Changed(changed=2, busy=1, skipped=0)
     assert {row(job.pk, "status")[0] for job in free} == {"pending"}

@@ -156,7 +156,7 @@ class Child:
         return self._sleep_seconds()
 
     def _round(self, wanted: int) -> tuple[Settlement, list[claiming.ClaimedJob], dict[int, list]]:
-        batch = _one_for_each_job(self._unsettled)
+        batch = list(self._unsettled)
         claimed: list[claiming.ClaimedJob] = []
         earlier: dict[int, list] = {}
         try:
@@ -371,14 +371,6 @@ class Child:
         if self._voice is not None:
             with suppress(OSError):  # a full pipe says it already
                 os.write(self._voice, word)
-
-
-def _one_for_each_job(outcomes: Sequence[Outcome]) -> list[Outcome]:
-    """Of a job that was lost and claimed again here, one ending at a time."""
-    first: dict[int, Outcome] = {}
-    for outcome in outcomes:
-        first.setdefault(outcome.claim.job_id, outcome)
-    return list(first.values())
 
 
 def _log_lost(claim: Claim) -> None:
