@@ -151,6 +151,9 @@ class Child:
         self._has_unconfirmed_claim = False
         self._accept(settlement)
         self._hand_over(claimed, earlier)
+        if claimed and len(claimed) == wanted:
+            # Not before they are published: this child would still look idle, and be the one that is woken.
+            self._say(MORE_JOBS)
         if settlement.busy:
             self._retry_at = time.monotonic() + BUSY_PAUSE_SECONDS
         return self._sleep_seconds()
@@ -193,7 +196,6 @@ class Child:
             self._drained = not claiming.due(bands)
         else:
             self._claim_at = 0.0
-            self._say(MORE_JOBS)
         return claimed
 
     def _wanted(self, now: float) -> int:
