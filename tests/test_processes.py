@@ -95,7 +95,7 @@ def test_a_killed_child_is_replaced_and_the_others_go_on(start_worker):
 
         wait_until(lambda: Mark.objects.filter(note=f"{survivor.note} ended").exists(), "the survivor")
     wait_until(lambda: Job.objects.filter(status="pending", attempts=1).exists(), "the crashed job")
-    assert Job.objects.filter(status="done", attempts=1).count() == 1
+    wait_until(lambda: Job.objects.filter(status="done", attempts=1).count() == 1, "the survivor's job to be settled")
     assert worker.process.poll() is None
     assert worker.stop() == 0
 

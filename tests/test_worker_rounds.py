@@ -12,7 +12,7 @@ from django_pgqueue.outcomes import Claim, Succeeded
 from django_pgqueue.statements import claim as claiming
 from django_pgqueue.worker import announcer
 from django_pgqueue.worker.attempt import Attempted
-from django_pgqueue.worker.child import Child
+from django_pgqueue.worker.child import MORE_JOBS, Child
 from django_pgqueue.worker.config import Queues, WorkerConfig
 from django_pgqueue.worker.holdings import Holdings
 from django_pgqueue.worker.pacing import Pacing
@@ -95,6 +95,18 @@ def test_a_child_holds_what_it_has_published_and_never_more_than_fits(make_child
         assert {held.claim for held in child._holdings.read()} == set(child._held)
 
     assert len(child._held) == Pacing.capacity(4)
+
+
+def test_a_child_asks_for_company_when_its_claims_are_published(make_child, monkeypatch):
+    """R31: before that it would look idle, and be the one that is woken."""
+    child = make_child()
+    held_when_asking = []
+    monkeypatch.setattr(child, "_say", lambda word: held_when_asking.append((word, len(child._holdings.read()))))
+    enqueue_jobs(9)
+
+    child._turn()
+
+    assert held_when_asking == [(MORE_JOBS, 4)]
 
 
 def test_an_outage_without_a_claim_in_doubt_leaves_no_names_to_look_after(make_child, monkeypatch):
