@@ -73,6 +73,8 @@ class JobQuerySet(models.QuerySet):
         Give the failed and cancelled jobs of this queryset fresh attempts, available now.
 
         A job whose key a live job holds is left out, and so are all but the first of several with one key.
+        A key that another transaction is about to take is waited for, half a second at most; then its job
+        counts as busy.
         """
         return self._change(people.REQUEUE, each_batch)
 

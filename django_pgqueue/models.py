@@ -153,8 +153,9 @@ class Job(models.Model):
         """
         Give this failed or cancelled job fresh attempts, available now; False if it is neither any more.
 
-        Raises `JobBusy` at once when another transaction holds the row, and `JobKeyHeld` when a live job
-        has its key; the caller's own transaction stays usable. The object itself is not refreshed.
+        Raises `JobBusy` at once when another transaction holds the row, or after half a second when one is
+        about to take the job's key, and `JobKeyHeld` when a live job has that key. The caller's own
+        transaction stays usable. The object itself is not refreshed.
         """
         return self._change(people.REQUEUE)
 
