@@ -6,12 +6,17 @@ Everything that this package raises or records under a name of its own.
     ├── JobKeyHeld        a dead letter cannot be requeued: a live job has its key
     ├── WorkerCrashed     recorded: the process that ran the attempt died
     ├── ClaimExpired      recorded: the lease ran out and nobody renewed it
-    ├── Interrupted       recorded: the worker stopped before the task had finished
     └── UnstorableResult  recorded: the task returned what the database cannot keep
+
+    Interruption          raised in a running task that has to end; a BaseException
+    ├── TaskTimeout       it has run for longer than its timeout
+    ├── TaskCancelled     a person has cancelled the job
+    ├── ClaimLost         the claim is someone else's by now
+    └── Interrupted       the worker stops
 
     Retry, Snooze, Fail   raised by tasks to say how an attempt ends; not errors of ours
 
-The recorded ones are never raised at a caller: they are importable so that
+The recorded ones are never raised at a caller. All are importable so that
 ``TaskResult.errors[n].exception_class`` works. Wrong options raise Django's ``ImproperlyConfigured``,
 wrong tasks its ``InvalidTask``, wrong arguments ``TypeError`` or ``ValueError``.
 """
@@ -39,12 +44,34 @@ class ClaimExpired(PgQueueError):
     """The lease of this attempt ran out: its worker was killed, stalled, or cut off from the database."""
 
 
-class Interrupted(PgQueueError):
-    """The worker stopped before the task had finished; the job went back to the queue."""
-
-
 class UnstorableResult(PgQueueError):
     """The task returned a value that cannot be stored as JSON."""
+
+
+class Interruption(BaseException):
+    """
+    The base of what is raised in a running task from outside, so that it ends.
+
+    Not an ``Exception``, so that a task's ``except Exception`` does not take it for an error of its own. A
+    task may clean up in ``finally``, or catch one and go on for a while: it is raised again every few
+    seconds, and after the grace period the process is replaced. In async tasks it is a ``CancelledError``.
+    """
+
+
+class TaskTimeout(Interruption):
+    """The task ran for longer than its timeout."""
+
+
+class TaskCancelled(Interruption):
+    """Someone cancelled the job while its task was running."""
+
+
+class ClaimLost(Interruption):
+    """The claim of this attempt is not this worker's any more; what the task does is not recorded."""
+
+
+class Interrupted(Interruption):
+    """The worker stopped before the task had finished; the job went back to the queue."""
 
 
 class Retry(Exception):

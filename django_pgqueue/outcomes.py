@@ -72,9 +72,12 @@ class Succeeded:
 
 @dataclass(frozen=True, slots=True)
 class Retried:
+    """*ending* is how the attempt is told apart from others that failed: ``error`` or ``timeout``."""
+
     claim: Claim
     delay_seconds: float
     error: ErrorRecord
+    ending: str = "error"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +88,11 @@ class Snoozed:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
+    """*ending*: see `Retried`."""
+
     claim: Claim
     error: ErrorRecord
+    ending: str = "error"
 
 
 @dataclass(frozen=True, slots=True)

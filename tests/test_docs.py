@@ -129,7 +129,7 @@ def test_it_has_every_attribute_of_a_context():
 
 
 def test_it_has_every_exception():
-    bases = {"Exception", "InvalidTask", "PgQueueError"}
+    bases = {"Exception", "BaseException", "InvalidTask", "PgQueueError", "Interruption"}
     text = "\n".join(path.read_text() for path in PACKAGE.rglob("*.py"))
     classes = re.findall(r"^class (\w+)\((.*)\):", text, re.MULTILINE)
     exceptions = {name for name, parents in classes if bases & set(re.findall(r"\w+", parents))}

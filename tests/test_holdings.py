@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from django_pgqueue.outcomes import Claim
-from django_pgqueue.worker.holdings import Held, Holdings
+from django_pgqueue.worker import holdings
+from django_pgqueue.worker.holdings import Held, Holdings, Vitals
 
 LARGEST = 2**63 - 1
 
@@ -75,15 +76,39 @@ def test_an_entry_that_is_only_half_written_is_not_read(table, monkeypatch):
 def test_a_half_read_entry_names_no_claim_that_others_may_hold(table):
     """An id and a version that were never together fit no row, because versions only rise: see `settle`."""
     place = table.add(Claim(1, 9))
-    whole = bytes(table._map)
+    before = bytes(table._map)
     table.remove(place)
     table.add(Claim(2, 3))
 
-    torn = bytes(table._map[:8]) + whole[8:]  # the new id beside the old version
+    id_ends_at = holdings._offset(place) + 8
+    torn = bytes(table._map[:id_ends_at]) + before[id_ends_at:]  # the new id beside the old version
     table._map[: len(torn)] = torn
 
     # (2, 9) is read; the row of job 2 stands at version 3 and fits only (2, 3).
     assert table.read() == [Held(Claim(2, 9), started=False)]
+
+
+def test_a_deadline_is_its_claims_and_not_the_next_ones(table):
+    place = table.add(Claim(1, 1))
+    table.start(place)
+    table.limit(place, 1234.5)
+
+    assert table.read() == [Held(Claim(1, 1), started=True, deadline=1234.5)]
+
+    table.remove(place)
+    table.add(Claim(2, 1))
+    assert table.read() == [Held(Claim(2, 1), started=False)]
+
+
+def test_vital_signs_are_written_by_name_and_none_touches_another_or_a_claim(table):
+    table.add(Claim(1, 1))
+    assert table.vitals() == Vitals(0, 0, 0, 0)
+
+    table.note(breathed=3.5)
+    table.note(looped=1.5, leased=9.0)
+
+    assert table.vitals() == Vitals(looped=1.5, worked=0, breathed=3.5, leased=9.0)
+    assert table.read() == [Held(Claim(1, 1), started=False)]
 
 
 def test_reading_after_the_end_is_an_error_and_no_other_file_is_read(table):

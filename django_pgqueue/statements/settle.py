@@ -63,7 +63,7 @@ WITH ended AS (
         job_id, claim_version, attempt, outcome, counted,
         error_class, fingerprint, message, traceback, worker, started_at, ended_at
     )
-    SELECT id, claim_version, attempts, 'error', true,
+    SELECT id, claim_version, attempts, (%(endings)s::text[])[array_position(%(ids)s::bigint[], id)], true,
            (%(error_classes)s::text[])[array_position(%(ids)s::bigint[], id)],
            (%(fingerprints)s::text[])[array_position(%(ids)s::bigint[], id)],
            (%(messages)s::text[])[array_position(%(ids)s::bigint[], id)],
@@ -103,7 +103,7 @@ WITH ended AS (
         job_id, claim_version, attempt, outcome, counted,
         error_class, fingerprint, message, traceback, worker, started_at, ended_at
     )
-    SELECT id, claim_version, attempts, 'error', true,
+    SELECT id, claim_version, attempts, (%(endings)s::text[])[array_position(%(ids)s::bigint[], id)], true,
            (%(error_classes)s::text[])[array_position(%(ids)s::bigint[], id)],
            (%(fingerprints)s::text[])[array_position(%(ids)s::bigint[], id)],
            (%(messages)s::text[])[array_position(%(ids)s::bigint[], id)],
@@ -395,6 +395,7 @@ def _claims(outcomes: Sequence[Outcome]) -> dict[str, Any]:
 def _errors(outcomes: Sequence[Retried | Failed]) -> dict[str, list[str]]:
     errors = [outcome.error for outcome in outcomes]
     return {
+        "endings": [outcome.ending for outcome in outcomes],
         "summaries": [error.summary[:MAX_LAST_ERROR_CHARS] for error in errors],
         "error_classes": [error.class_path for error in errors],
         "fingerprints": [error.fingerprint for error in errors],

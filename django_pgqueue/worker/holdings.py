@@ -1,9 +1,12 @@
 """
-The claims that a child holds, in memory that the supervisor can read after the child's death.
+What a child and its supervisor tell each other without words: memory that both map, and that outlives the child.
 
-A file without a name, mapped by both. Each entry is an id, a version and a state, and the state is
-written last, so that a reader never takes half an entry for a whole one. What a reader sees twice, or
-with an older version, does no harm: whatever it does with a claim is fenced.
+A few moments stand first (see `Vitals`), then the claims that the child holds. Each entry is an id, a
+version, a deadline and a state, and the state is written last, so that a reader never takes half an entry
+for a whole one. What a reader sees twice, or with an older version, does no harm: whatever it does with a
+claim is fenced.
+
+Moments are seconds of the monotonic clock, which all processes of a machine share; zero is "never".
 """
 
 import mmap
@@ -14,23 +17,48 @@ from typing import NamedTuple
 
 from ..outcomes import Claim
 
-_ENTRY = struct.Struct("=qqq")  # id, version, state
-_STATE_OFFSET = 16
+_VITALS = struct.Struct("=dddd")
+_VITAL = struct.Struct("=d")
+_ENTRY = struct.Struct("=qqdq")  # id, version, deadline, state
+_DEADLINE_OFFSET = 16
+_STATE_OFFSET = 24
 _FREE, _BUFFERED, _STARTED = 0, 1, 2
 _STATES = {state: struct.pack("=q", state) for state in (_FREE, _BUFFERED, _STARTED)}
 
 
 class Held(NamedTuple):
+    """*deadline* is the moment at which the task must have ended, zero if there is none."""
+
     claim: Claim
     started: bool
+    deadline: float = 0.0
+
+
+class Vitals(NamedTuple):
+    """
+    The moments at which each was last true.
+
+    *looped*: the control loop turned. *worked*: it turned, and the database did what was asked.
+    *breathed*: the child's interpreter ran another thread. *leased*: until then the claims that the
+    supervisor renewed last are certainly the child's; this one the supervisor writes.
+    """
+
+    looped: float
+    worked: float
+    breathed: float
+    leased: float
 
 
 class Holdings:
-    """A table of claims. One process writes (`add`, `start`, `remove`), another reads (`read`)."""
+    """
+    A table of claims. One process writes (`add`, `start`, `limit`, `remove`), another reads (`read`).
+
+    A vital sign is written by name, by one thread each: ``note(breathed=moment)``.
+    """
 
     def __init__(self, descriptor: int, capacity: int) -> None:
         self.descriptor = descriptor
-        self._map = mmap.mmap(descriptor, _ENTRY.size * capacity)
+        self._map = mmap.mmap(descriptor, _VITALS.size + _ENTRY.size * capacity)
         self._free = list(range(capacity - 1, -1, -1))
         self._capacity = capacity
 
@@ -39,7 +67,7 @@ class Holdings:
         """Make an empty table for up to *capacity* claims."""
         descriptor = _file_without_name()
         try:
-            os.truncate(descriptor, _ENTRY.size * capacity)
+            os.truncate(descriptor, _VITALS.size + _ENTRY.size * capacity)
             return cls(descriptor, capacity)
         except BaseException:
             os.close(descriptor)
@@ -48,14 +76,20 @@ class Holdings:
     def add(self, claim: Claim) -> int:
         """Publish *claim* as buffered and return its place."""
         place = self._free.pop()
-        offset = place * _ENTRY.size
-        self._map[offset : offset + _STATE_OFFSET] = _ENTRY.pack(claim.job_id, claim.version, _FREE)[:_STATE_OFFSET]
+        offset = _offset(place)
+        entry = _ENTRY.pack(claim.job_id, claim.version, 0.0, _FREE)
+        self._map[offset : offset + _STATE_OFFSET] = entry[:_STATE_OFFSET]
         self._write_state(place, _BUFFERED)
         return place
 
     def start(self, place: int) -> None:
         """Say that the task of the claim at *place* may begin at any moment from now on."""
         self._write_state(place, _STARTED)
+
+    def limit(self, place: int, deadline: float) -> None:
+        """Say that the task of the claim at *place* must have ended at the moment *deadline*."""
+        offset = _offset(place) + _DEADLINE_OFFSET
+        self._map[offset : offset + _VITAL.size] = _VITAL.pack(deadline)
 
     def remove(self, place: int) -> None:
         """Forget the claim at *place*."""
@@ -64,16 +98,34 @@ class Holdings:
 
     def read(self) -> list[Held]:
         """Return the claims held at this moment."""
-        entries = _ENTRY.iter_unpack(self._map[: self._capacity * _ENTRY.size])
-        return [Held(Claim(job_id, version), state == _STARTED) for job_id, version, state in entries if state != _FREE]
+        entries = _ENTRY.iter_unpack(self._map[_VITALS.size : _offset(self._capacity)])
+        return [
+            Held(Claim(job_id, version), state == _STARTED, deadline)
+            for job_id, version, deadline, state in entries
+            if state != _FREE
+        ]
+
+    def note(self, **moments: float) -> None:
+        """Write the vital signs named."""
+        for name, moment in moments.items():
+            offset = Vitals._fields.index(name) * _VITAL.size
+            self._map[offset : offset + _VITAL.size] = _VITAL.pack(moment)
+
+    def vitals(self) -> Vitals:
+        """Return the vital signs as they stand."""
+        return Vitals(*_VITALS.unpack(self._map[: _VITALS.size]))
 
     def close(self) -> None:
         self._map.close()
         os.close(self.descriptor)
 
     def _write_state(self, place: int, state: int) -> None:
-        offset = place * _ENTRY.size + _STATE_OFFSET
+        offset = _offset(place) + _STATE_OFFSET
         self._map[offset : offset + 8] = _STATES[state]
+
+
+def _offset(place: int) -> int:
+    return _VITALS.size + place * _ENTRY.size
 
 
 def _file_without_name() -> int:
