@@ -53,25 +53,38 @@ class Interruption(BaseException):
     The base of what is raised in a running task from outside, so that it ends.
 
     Not an ``Exception``, so that a task's ``except Exception`` does not take it for an error of its own. A
-    task may clean up in ``finally``, or catch one and go on for a while: it is raised again every few
-    seconds, and after the grace period the process is replaced. In async tasks it is a ``CancelledError``.
+    task may clean up in ``finally``. One that catches it and goes on is interrupted once more; after the
+    grace period the process is replaced. In an async task it is a ``CancelledError``.
     """
+
+    text = "The task was interrupted."
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(args or (self.text,)))
 
 
 class TaskTimeout(Interruption):
     """The task ran for longer than its timeout."""
 
+    text = "The task ran for longer than its timeout."
+
 
 class TaskCancelled(Interruption):
     """Someone cancelled the job while its task was running."""
+
+    text = "The job was cancelled while its task was running."
 
 
 class ClaimLost(Interruption):
     """The claim of this attempt is not this worker's any more; what the task does is not recorded."""
 
+    text = "The claim of this attempt was lost."
+
 
 class Interrupted(Interruption):
     """The worker stopped before the task had finished; the job went back to the queue."""
+
+    text = "The worker stopped before the task had finished."
 
 
 class Retry(Exception):

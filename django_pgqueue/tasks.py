@@ -9,6 +9,7 @@ Django 6.0, whose decorator knows no further keywords.
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from inspect import iscoroutinefunction
 from typing import Any, overload
 
 from . import payload
@@ -38,7 +39,11 @@ class Task(DjangoTask):
 
     *max_attempts* and *backoff* are the task's own, or ``None`` for the backend's options. *backoff* is
     seconds, a ``timedelta``, or ``backoff(exception, task_result)`` that returns one of them, or ``None``
-    for "do not retry". *timeout* is in whole seconds; it is checked and kept, not enforced yet.
+    for "do not retry". *timeout* is in whole seconds: a task that runs longer is interrupted by
+    `TaskTimeout`, and the attempt counts.
+
+    An *atomic* task runs in a transaction on the jobs' database, on its own connection, and its end is
+    written in the same one: what it did there and "done" are committed together, or neither is.
 
     ``max_attempts`` is copied to the row at enqueue; ``backoff`` is read from the code that runs.
 
@@ -48,6 +53,7 @@ class Task(DjangoTask):
     max_attempts: int | None = None
     backoff: Backoff | None = None
     timeout: int | None = None
+    atomic: bool = False
     job_key: str | None = None
 
     def __post_init__(self) -> None:
@@ -146,9 +152,11 @@ class Context(TaskContext):  # type: ignore[misc]  # frozen, too, which the stub
     @property
     def cancelled(self) -> bool:
         """
-        Whether the claim of this attempt was lost: what it returns is not recorded any more.
+        Whether the claim of this attempt was lost or the job cancelled: what it returns is not recorded any more.
 
-        Another worker may be running the job already. A long task asks now and then, and ends.
+        Also True while nobody knows: the database has not answered for as long as a lease lasts, so another
+        worker may be running the job already. A long task asks now and then, and ends; if it does not, it
+        is interrupted five seconds after a claim that is certainly lost.
         """
         return self.is_cancelled()
 
@@ -167,6 +175,7 @@ def task(
     max_attempts: int | None = None,
     backoff: Backoff | None = None,
     timeout: int | None = None,
+    atomic: bool = False,
 ) -> Callable[[Callable[..., Any]], Task]: ...
 
 
@@ -181,6 +190,7 @@ def task(
     max_attempts: int | None = None,
     backoff: Backoff | None = None,
     timeout: int | None = None,
+    atomic: bool = False,
 ) -> Task | Callable[[Callable[..., Any]], Task]:
     """
     Make a module-level function, sync or async, a task: ``@task`` or ``@task(queue_name="email")``.
@@ -199,6 +209,7 @@ def task(
             max_attempts=max_attempts,
             backoff=backoff,
             timeout=timeout,
+            atomic=atomic,
         )
 
     return decorate if function is None else decorate(function)
@@ -244,6 +255,10 @@ def _check_settings(task: Task) -> None:
         )
     if task.timeout is not None and not is_attempt_count(task.timeout):
         raise InvalidTaskOption(f"{name}: timeout must be whole seconds, at least 1, not {task.timeout!r}.")
+    if not isinstance(task.atomic, bool):
+        raise InvalidTaskOption(f"{name}: atomic must be True or False, not {task.atomic!r}.")
+    if task.atomic and iscoroutinefunction(task.func):
+        raise InvalidTaskOption(f"{name}: an async task cannot be atomic; Django's transactions belong to a thread.")
 
 
 def _is_in_calendar(moment: datetime) -> bool:

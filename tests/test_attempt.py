@@ -13,7 +13,7 @@ import pytest
 from django_pgqueue import Fail, Retry
 from django_pgqueue.backoff import MAX_DELAY_SECONDS
 from django_pgqueue.compat import TaskResultStatus
-from django_pgqueue.exceptions import UnstorableResult
+from django_pgqueue.exceptions import Interrupted, UnstorableResult
 from django_pgqueue.models import Job, JobAttempt
 from django_pgqueue.outcomes import MAX_MESSAGE_CHARS, MAX_TRACEBACK_CHARS, ErrorRecord, Failed, Released, Retried
 from django_pgqueue.testing import run_jobs
@@ -645,7 +645,7 @@ def test_a_task_that_its_worker_cancels_is_released():
     tasks.act.enqueue("cancelled")
     job = claim_one()
 
-    attempted = attempt.run(job, None, is_interrupted=lambda: True)
+    attempted = attempt.run(job, None, reason=lambda: Interrupted)
 
     assert attempted.outcome == Released(claim_of(job), started=True)
 
@@ -654,7 +654,7 @@ def test_an_error_while_the_worker_stops_is_still_an_error():
     tasks.ACTS["broken"] = raising(ValueError("own"))
     tasks.act.enqueue("broken")
 
-    attempted = attempt.run(claim_one(), None, is_interrupted=lambda: True)
+    attempted = attempt.run(claim_one(), None, reason=lambda: Interrupted)
 
     assert isinstance(attempted.outcome, Retried)
 

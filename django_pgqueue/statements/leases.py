@@ -37,6 +37,13 @@ SELECT id
    AND (id::text || ':' || claim_version || ':' || status) = ANY(%(fences)s::text[])
 """
 
+CANCELLED_SQL = """
+SELECT id
+  FROM django_pgqueue_job
+ WHERE id = ANY(%(ids)s::bigint[])
+   AND status || '' = 'cancelled'
+"""
+
 # The condition is checked again under the row's lock, so a renewal that commits first wins.
 EXPIRED_SQL = """
 SELECT id, claim_version, attempts, max_attempts, task_path, claimed_by
@@ -119,6 +126,12 @@ def standing(connection: Connection, claims: Sequence[Claim]) -> set[int]:
     """Return the ids of those of *claims* that still hold."""
     parameters = {"ids": [claim.job_id for claim in claims], "fences": fences(claims)}
     return {job_id for (job_id,) in fetch(connection, STANDING_SQL, parameters)}
+
+
+def cancelled(connection: Connection, claims: Sequence[Claim]) -> set[int]:
+    """Return the ids of those jobs of lost *claims* that someone has cancelled."""
+    parameters = {"ids": [claim.job_id for claim in claims]}
+    return {job_id for (job_id,) in fetch(connection, CANCELLED_SQL, parameters)}
 
 
 def lock_expired(connection: Connection, limit: int) -> list[Running]:

@@ -306,6 +306,9 @@ def _classify(connection: Connection, missing: Iterable[Outcome], settlement: Se
             settlement.busy.append(outcome)
         elif version == outcome.claim.version and status in _STANDS_AS_WRITTEN[type(outcome)]:
             settlement.settled.append(outcome)
+        elif version == outcome.claim.version and status == "done":
+            # Nobody but the owner ends a claim as done: the COMMIT of an atomic task, which got no answer.
+            settlement.settled.append(Succeeded(outcome.claim))
         else:
             settlement.lost.append(outcome)
 

@@ -10,13 +10,16 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
+
+import psycopg
 
 from .. import payload, registry, results
 from ..backoff import Backoff, default_delay, delay_after, seconds
 from ..compat import Task, TaskResult, task_backends, task_finished, task_started
-from ..exceptions import Fail, Retry, Snooze, UnstorableResult
+from ..exceptions import Fail, Interruption, Retry, Snooze, TaskTimeout, UnstorableResult
 from ..outcomes import (
     MAX_MESSAGE_CHARS,
     MAX_TRACEBACK_CHARS,
@@ -38,16 +41,26 @@ UNKNOWN_TASK_DELAY_SECONDS = 30.0
 MAX_SNOOZES = 1_000  # of one job since it was enqueued or requeued
 
 Call = Callable[[Task, tuple[Any, ...], dict[str, Any]], Any]
+Atomically = Callable[[Callable[[], Succeeded]], Succeeded]
 
 
 class Attempted(NamedTuple):
-    """What an attempt came to. *result* is ``None`` when the task was never called, *error* when it returned."""
+    """
+    What an attempt came to. *result* is ``None`` when the task was never called, *error* when it returned.
+
+    *is_settled*: the outcome is written and committed already, with what the task did.
+    """
 
     job: ClaimedJob
     outcome: Outcome
     result: TaskResult | None
     error: BaseException | None
     seconds: float
+    is_settled: bool = False
+
+
+class _Unstorable(Exception):
+    """The task has returned what cannot be stored; the error says why."""
 
 
 def call_directly(task: Task, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -61,14 +74,16 @@ def run(
     earlier: Sequence[EarlierAttempt] = (),
     *,
     call: Call = call_directly,
+    atomically: Atomically | None = None,
     is_lost: Callable[[], bool] = bool,
-    is_interrupted: Callable[[], bool] = bool,
+    reason: Callable[[], type[Interruption] | None] = lambda: None,
 ) -> Attempted:
     """
     Run *job*, claimed, and return how it ended; never raises for what the job is or does.
 
-    *backoff* is the backend's rule, *earlier* the counted attempts before this one. *is_lost* tells the
-    task, *is_interrupted* tells whether a cancellation came from the worker, which then releases the job.
+    *backoff* is the backend's rule, *earlier* the counted attempts before this one. *atomically* runs an
+    atomic task and settles it in one transaction; without it the caller sees to that. *is_lost* tells the
+    task, *reason* tells what the worker has interrupted it for, if it has.
     """
     claim = Claim(job.id, job.claim_version)
     began = time.monotonic()
@@ -85,26 +100,64 @@ def run(
     result = results.of_claim(job, task, args, kwargs, earlier)
     task_started.send_robust(sender=_sender(job), task_result=result)
     context = (Context(task_result=result, is_cancelled=is_lost),) if task.takes_context else ()
+
+    def perform() -> Succeeded:
+        value = call(task, (*context, *args), kwargs)
+        try:
+            return Succeeded(claim, payload.encode_result(value))
+        except Exception as error:  # it would be refused after every retry
+            raise _Unstorable from error
+
+    is_atomic = atomically is not None and getattr(task, "atomic", False)
     outcome: Outcome
     caught: BaseException | None = None
     try:
-        value = call(task, (*context, *args), kwargs)
+        outcome = atomically(perform) if atomically is not None and is_atomic else perform()
+    except _Unstorable as unstorable:
+        caught = unstorable.__cause__
+        assert caught is not None
+        outcome = Failed(claim, ErrorRecord.plain(UnstorableResult, ErrorRecord.of(caught).message))
     except BaseException as error:  # SystemExit, too, is only the end of this attempt
         if _is_from_keyboard(error):
             raise
-        caught = error
-        if isinstance(error, asyncio.CancelledError | concurrent.futures.CancelledError) and is_interrupted():
-            outcome = Released(claim, started=True)
+        caught, outcome = _caught(job, task, error, reason(), backoff, result)
+    return Attempted(job, outcome, result, caught, time.monotonic() - began, is_atomic and caught is None)
+
+
+def _caught(
+    job: ClaimedJob,
+    task: Task,
+    error: BaseException,
+    reason: type[Interruption] | None,
+    backoff: Backoff | None,
+    result: TaskResult,
+) -> tuple[BaseException, Outcome]:
+    """Return the error to tell of, and how the attempt ends by it. *reason*: what the worker interrupted it for."""
+    claim = Claim(job.id, job.claim_version)
+    if isinstance(error, Interruption):
+        reason = reason or type(error)  # an atomic task finds out by itself that its claim is lost
+    own_rule = getattr(task, "backoff", None)
+    rule = backoff if own_rule is None else own_rule
+    if reason is None or not _comes_from_interruption(error):
+        return error, _ending(job, claim, error, rule, result)
+    if reason is TaskTimeout:
+        timeout = TaskTimeout(f"The task ran for longer than its timeout of {getattr(task, 'timeout', '?')} s.")
+        if isinstance(error, TaskTimeout):
+            timeout.__traceback__ = error.__traceback__
         else:
-            own_rule = getattr(task, "backoff", None)
-            outcome = _ending(job, claim, error, backoff if own_rule is None else own_rule, result)
-    else:
-        try:
-            outcome = Succeeded(claim, payload.encode_result(value))
-        except Exception as error:  # it would be refused after every retry
-            caught = error
-            outcome = Failed(claim, ErrorRecord.plain(UnstorableResult, ErrorRecord.of(error).message))
-    return Attempted(job, outcome, result, caught, time.monotonic() - began)
+            timeout.__cause__ = error
+        ending = _ending(job, claim, timeout, rule, result)
+        assert not isinstance(ending, Snoozed)
+        return timeout, replace(ending, ending="timeout")
+    # Interrupted: it goes back. Lost or cancelled: the row has been changed, and this will change nothing.
+    return error, Released(claim, started=True)
+
+
+def _comes_from_interruption(error: BaseException) -> bool:
+    """Whether *error* is how an interruption shows itself: raised, cancelled, or a statement that was cancelled."""
+    if isinstance(error, Interruption | asyncio.CancelledError | concurrent.futures.CancelledError):
+        return True
+    return isinstance(error.__cause__ or error, psycopg.errors.QueryCanceled)
 
 
 def announce(attempted: Attempted, written: Outcome) -> None:

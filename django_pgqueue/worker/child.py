@@ -26,6 +26,7 @@ import psycopg
 
 from ..compat import task_backends
 from ..conf import Options
+from ..exceptions import ClaimLost, Interrupted, Interruption, TaskCancelled
 from ..outcomes import Claim, Outcome, Released, Retried, Snoozed
 from ..statements import claim as claiming
 from ..statements import leases
@@ -35,6 +36,7 @@ from .announcer import Announcer
 from .config import WorkerConfig
 from .connection import Outage, Session
 from .holdings import Holdings
+from .interrupter import Interrupter
 from .pacing import Pacing
 from .slots import HeldJob, Slots
 
@@ -43,7 +45,8 @@ logger = logging.getLogger("django_pgqueue")
 STALE_BUFFER_SECONDS = 0.2  # a buffered job that found no slot in this time goes back
 BUSY_PAUSE_SECONDS = 0.2  # before the next try to settle a row that someone holds
 CATCH_UP_SECONDS = 0.1  # between two looks at whether the announcer has caught up
-LONGEST_SLEEP_SECONDS = 3_600.0
+LONGEST_SLEEP_SECONDS = 10.0  # the supervisor wants to see that the loop turns
+LAST_WORDS_SECONDS = 2.0  # after the grace period, for interrupted tasks to end and be written
 EXIT_RECYCLE = 10  # the exit code of a child that has run its number of jobs
 
 # What a child says to its supervisor: that it is ready, and that there are more jobs than it could take.
@@ -73,7 +76,13 @@ class Child:
         self._words = words
         self._session = Session(config.database, application_name)
         self._outage = Outage(logging.DEBUG)
-        self._slots = Slots(config.concurrency, holdings, options.backoff, on_finish=self._wake_up)
+        self._slots = Slots(
+            *(config.concurrency, holdings, options.backoff, config.database),
+            on_finish=self._wake_up,
+            on_limit=lambda: self._interrupter.wake(),
+        )
+        self._interrupter = Interrupter(holdings, self._slots.running)
+        self._has_interrupted = False
         self._pacing = Pacing(config.concurrency)
         self._announcer = Announcer()
         self._alarms: SimpleQueue[None] = SimpleQueue()  # its put() may be called from a signal handler
@@ -81,24 +90,28 @@ class Child:
         self._unsettled: list[Outcome] = []
         self._was_woken = False
         self._claim_at = 0.0  # monotonic; when to look for jobs next
+        self._lease_ends = 0.0  # monotonic; of the claims just made, if they are not renewed
         self._retry_at = 0.0  # when to touch the database again after a failure
         self._buffered_since: float | None = None
         self._stop_by: float | None = None  # the end of the grace period, once stopping
         self._drained = False
-        self._said_lost: SimpleQueue[Claim] = SimpleQueue()  # by the supervisor
+        self._said_lost: SimpleQueue[tuple[Claim, type[Interruption]]] = SimpleQueue()  # by the supervisor
         self._voice = voice
         self._jobs_left = float("inf") if config.max_jobs is None else config.max_jobs
 
     def run(self) -> int:
         """Work until told to stop, or in burst mode until nothing is left; return the exit code."""
         self._slots.start()
+        self._interrupter.start()
         self._announcer.start()
         threading.Thread(target=self._listen_to_supervisor, name="pgqueue-supervisor-pipe", daemon=True).start()
         while True:
             pause = self._turn()
+            self._holdings.note(looped=time.monotonic())
             if self._is_finished():
                 break
             self._sleep(pause)
+        self._interrupter.stop()
         if not self._held:  # otherwise a task has outlasted the grace period
             self._slots.stop()
         self._announcer.finish()
@@ -141,6 +154,7 @@ class Child:
             return self._sleep_seconds()
         wanted = self._wanted(now)
         if not self._unsettled and not wanted and not self._abandoned:
+            self._holdings.note(worked=now)  # there was nothing to do, which is not a failure
             return self._sleep_seconds()
         try:
             settlement, claimed, earlier = self._round(wanted)
@@ -148,6 +162,7 @@ class Child:
             self._retry_at = time.monotonic() + self._recover_from(error)
             return 0.0
         self._outage.over()
+        self._holdings.note(worked=time.monotonic())
         self._has_unconfirmed_claim = False
         self._accept(settlement)
         self._hand_over(claimed, earlier)
@@ -184,6 +199,7 @@ class Child:
         queues = self._config.queues
         bands = queues.served(claiming.sweep(connection, queues.to_sweep))
         self._has_unconfirmed_claim = True
+        self._lease_ends = time.monotonic() + self._config.lease
         claimed = claiming.claim(connection, claiming.due(bands), self._owner, wanted, self._config.lease)
         if len(claimed) < wanted:
             # Nothing more now: jobs may be locked by others or not due. A notification, the next due
@@ -217,19 +233,24 @@ class Child:
             self._pacing.finished(held.attempted.seconds)
             self._jobs_left -= 1
             self._buffered_since = time.monotonic()
-            if held.is_lost:
+            if held.attempted.is_settled:
+                self._end(held.attempted.outcome)
+            elif held.is_lost:
                 self._forget(held.claim)
                 self._drained = False  # it may have enqueued others
             else:
                 self._unsettled.append(held.attempted.outcome)
 
     def _mark_lost(self) -> None:
-        """Tell the tasks whose claim the supervisor could not renew; one that has just been settled is not held."""
+        """Have the tasks ended whose claim the supervisor found lost; one that has just been settled is not held."""
         while not self._said_lost.empty():
-            held = self._held.get(self._said_lost.get())
-            if held is not None and held.attempted is None and not held.is_lost:
-                held.is_lost = True
-                _log_lost(held.claim)
+            claim, reason = self._said_lost.get()
+            held = self._held.get(claim)
+            if held is not None and held.attempted is None and not held.is_settling:
+                if not held.is_lost:
+                    held.lost_for = reason
+                    _log_lost(claim, reason)
+                self._interrupter.wake()
 
     def _give_back_unstarted(self) -> None:
         """Release buffered jobs when stopping, or when none of them has found a slot for a while."""
@@ -251,7 +272,7 @@ class Child:
     def _hand_over(self, claimed: Sequence[claiming.ClaimedJob], earlier: dict[int, list]) -> None:
         for job in claimed:
             claim = Claim(job.id, job.claim_version)
-            held = HeldJob(job, earlier.get(job.id, ()), self._holdings.add(claim))
+            held = HeldJob(job, earlier.get(job.id, ()), self._holdings.add(claim), self._lease_ends)
             self._held[claim] = held
             self._slots.give(held)
         if claimed:
@@ -270,14 +291,18 @@ class Child:
             self._drained = False  # jobs may have enqueued others
             self._claim_at = 0.0 if self._config.burst else self._claim_at
         for written in settlement.settled:
-            if (held := self._forget(written.claim)) is not None and held.attempted is not None:
-                self._announcer.announce(held.attempted, written)
-            if isinstance(written, Retried | Snoozed):
-                self._claim_at = min(self._claim_at, time.monotonic() + written.delay_seconds)
+            self._end(written)
         for lost in settlement.lost:
             self._forget(lost.claim)
-            if not isinstance(lost, Released):
-                _log_lost(lost.claim)
+            if not isinstance(lost, Released) or lost.started:
+                _log_lost(lost.claim, ClaimLost)
+
+    def _end(self, written: Outcome) -> None:
+        """A claim has ended as *written* and committed."""
+        if (held := self._forget(written.claim)) is not None and held.attempted is not None:
+            self._announcer.announce(held.attempted, written)
+        if isinstance(written, Retried | Snoozed):
+            self._claim_at = min(self._claim_at, time.monotonic() + written.delay_seconds)
 
     def _forget(self, claim: Claim) -> HeldJob | None:
         held = self._held.pop(claim, None)
@@ -333,23 +358,26 @@ class Child:
 
     def _is_finished(self) -> bool:
         if self._stop_by is not None:
-            if not self._held and not self._unsettled:
-                return True
-            if time.monotonic() >= self._stop_by:
-                return self._is_finished_after_grace()
-            return False
+            if self._unsettled:
+                return self._has_outlasted_grace()
+            # Nothing but the end of this process ends a task that has ignored its deadline.
+            overdue_at = time.monotonic() - self._config.grace
+            return all(held.deadline < overdue_at for held in self._held.values()) or self._has_outlasted_grace()
         is_done = self._jobs_left <= 0 or (self._config.burst and self._drained)
         return is_done and not self._held and not self._unsettled
 
-    def _is_finished_after_grace(self) -> bool:
-        """Interrupt what can be interrupted; what cannot is left to the supervisor, which outlives it."""
-        if not self._slots.interrupted:
-            logger.info("The grace period is over with %d jobs unfinished.", len(self._held))
-            self._slots.interrupt()
-            assert self._stop_by is not None
-            self._stop_by = time.monotonic() + 1.0  # for the interrupted ones to be written
+    def _has_outlasted_grace(self) -> bool:
+        """Whether the time is up: first, interrupt what still runs; what cannot be is left to the supervisor."""
+        assert self._stop_by is not None
+        if time.monotonic() < self._stop_by:
             return False
-        return True
+        if self._has_interrupted:
+            return True
+        logger.info("The grace period is over with %d jobs unfinished.", len(self._held))
+        self._has_interrupted = True
+        self._interrupter.interrupt_all(Interrupted)
+        self._stop_by = time.monotonic() + LAST_WORDS_SECONDS
+        return False
 
     # ---- the supervisor's words, and the child's
 
@@ -361,9 +389,9 @@ class Child:
                     self.stop(word["grace"])
                 case "wake":
                     self.wake()
-                case "lost":
+                case "lost" | "cancelled" as kind:
                     for claim in word["claims"]:
-                        self._said_lost.put(Claim(*claim))
+                        self._said_lost.put((Claim(*claim), TaskCancelled if kind == "cancelled" else ClaimLost))
                     self._wake_up()
         # Its end: the supervisor is dead, and so are renewals. Be gone before the leases are.
         logger.warning("The supervisor is gone; stopping.")
@@ -375,10 +403,14 @@ class Child:
                 os.write(self._voice, word)
 
 
-def _log_lost(claim: Claim) -> None:
-    logger.warning(
-        "The claim of job %s (version %s) is lost: its lease ran out, or someone changed the job. "
-        "What this attempt does is not recorded.",
-        *claim,
-        extra={"job_id": claim.job_id},
-    )
+def _log_lost(claim: Claim, reason: type[Interruption]) -> None:
+    extra = {"job_id": claim.job_id}
+    if reason is TaskCancelled:
+        logger.info("Job %s was cancelled; its task is being ended.", claim.job_id, extra=extra)
+    else:
+        logger.warning(
+            "The claim of job %s (version %s) is lost: its lease ran out, or someone changed the job. "
+            "What this attempt does is not recorded.",
+            *claim,
+            extra=extra,
+        )

@@ -32,16 +32,20 @@ def begin_fresh() -> None:
             _drop(connection)
 
 
-def leave_clean(*, may_keep: bool = True) -> None:
+def leave_clean(*, may_keep: bool = True, may_use: bool = True) -> None:
     """
     Close the calling thread's connections, or reset those that DATABASES says to keep.
 
-    Unless it *may_keep* them, because the thread ends: nobody would close them.
+    Unless it *may_keep* them, because the thread ends: nobody would close them. Unless it *may_use* them,
+    because the task was interrupted: one may be in the middle of a command.
     """
     for connection in connections.all(initialized_only=True):
         try:
             if connection.connection is not None:
-                _clean(connection, may_keep)
+                if may_use:
+                    _clean(connection, may_keep)
+                else:
+                    _drop(connection)
         except Exception:
             # Whatever is wrong with it, a new one takes its place.
             logger.debug("Dropping a connection to %r that could not be cleaned.", connection.alias, exc_info=True)

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from ..outcomes import Claim
 from .child import MORE_JOBS, STARTED
 from .config import WorkerConfig
-from .holdings import Held, Holdings
+from .holdings import Held, Holdings, Vitals
 from .pacing import Pacing
 
 # A write of at most PIPE_BUF bytes, 4,096 on Linux and 512 by POSIX, is never done by halves.
@@ -118,10 +118,29 @@ class ChildProcess:
         """Tell it that there may be jobs."""
         self._say_line({"word": "wake"})
 
-    def tell_lost(self, claims: list[Claim]) -> None:
+    def tell_lost(self, claims: list[Claim], *, by_cancellation: bool = False) -> None:
         """Tell it that *claims* are not its own any more."""
+        word = "cancelled" if by_cancellation else "lost"
         for start in range(0, len(claims), CLAIMS_IN_A_WORD):
-            self._say_line({"word": "lost", "claims": claims[start : start + CLAIMS_IN_A_WORD]})
+            self._say_line({"word": word, "claims": claims[start : start + CLAIMS_IN_A_WORD]})
+
+    def is_stopped(self) -> bool:
+        """Whether it stands still by a signal or a debugger, where the system can tell."""
+        try:
+            # The name, which may contain anything, is in brackets; the state follows.
+            return Path(f"/proc/{self.pid}/stat").read_text(errors="replace").rpartition(") ")[2][:1] in ("T", "t")
+        except OSError:
+            return False
+
+    def vitals(self) -> Vitals:
+        with self._lock:
+            return Vitals(0.0, 0.0, 0.0, 0.0) if self._is_forgotten else self._holdings.vitals()
+
+    def note_renewal(self, until: float) -> None:
+        """Let it know that what it held when it was read is its own *until* that moment, monotonic."""
+        with self._lock:
+            if not self._is_forgotten:
+                self._holdings.note(leased=until)
 
     def forget(self) -> None:
         """Close what connects the two, after its death."""

@@ -2,16 +2,20 @@
 The places where jobs run: one thread each, and one event loop that all async tasks share.
 
 A slot takes a job, marks it started, runs one attempt, leaves the thread's connections as a new task
-expects them, and puts the outcome where the control loop finds it.
+expects them, and puts the outcome where the control loop finds it. A thread whose task was interrupted is
+not trusted any more: another takes its place.
 """
 
 import asyncio
 import logging
 import threading
+import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass, field
+from functools import partial
 from inspect import iscoroutinefunction
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -20,12 +24,15 @@ from asgiref.sync import ThreadSensitiveContext, sync_to_async
 
 from ..backoff import Backoff
 from ..compat import Task
-from ..outcomes import Claim, Failed
+from ..exceptions import Interruption
+from ..outcomes import Claim, Failed, Released, Succeeded
 from ..statements.claim import ClaimedJob, EarlierAttempt
 from . import attempt
+from .atomic import atomically
 from .attempt import Attempted
 from .cleaning import begin_fresh, leave_clean
 from .holdings import Holdings
+from .interruption import AsyncCode, SyncCode
 
 logger = logging.getLogger("django_pgqueue")
 
@@ -34,17 +41,31 @@ STOP_SECONDS = 1.0  # for the event loop to end
 
 @dataclass(slots=True, eq=False)
 class HeldJob:
-    """A claimed job in this child's hands. *place* is where it stands in the holdings."""
+    """
+    A claimed job in this child's hands. *place* is where it stands in the holdings.
+
+    The slot writes *code* and *deadline* when it calls the task, *is_settling* when an atomic one is about to
+    commit its own ending, and *attempted* when all is over.
+    """
 
     job: ClaimedJob
     earlier: Sequence[EarlierAttempt]
     place: int
-    is_lost: bool = False  # set by the control loop, read by the task's context
+    lease_ends: float  # monotonic, if nobody renews it
+    lost_for: type[Interruption] | None = None  # set by the control loop when the claim is lost
+    code: SyncCode | AsyncCode | None = None
+    takes_context: bool = False
+    deadline: float = float("inf")  # monotonic
+    is_settling: bool = False
     attempted: Attempted | None = None
 
     @property
     def claim(self) -> Claim:
         return Claim(self.job.id, self.job.claim_version)
+
+    @property
+    def is_lost(self) -> bool:
+        return self.lost_for is not None
 
 
 @dataclass(slots=True)
@@ -58,19 +79,18 @@ class Slots:
     count: int
     holdings: Holdings
     backoff: Backoff | None
+    database: str
     on_finish: Callable[[], None]
+    on_limit: Callable[[], object] = bool  # called when a task with a deadline begins
     finished: deque[HeldJob] = field(default_factory=deque)
-    interrupted: bool = False
+    _running: dict[int, HeldJob] = field(default_factory=dict)
     _todo: "SimpleQueue[HeldJob | None]" = field(default_factory=SimpleQueue)
-    _threads: list[threading.Thread] = field(default_factory=list)
+    _threads: dict[int, threading.Thread] = field(default_factory=dict)
     _async: "AsyncTasks" = field(default_factory=lambda: AsyncTasks())
 
     def start(self) -> None:
         for number in range(1, self.count + 1):
-            # Daemons: a task that outlasts the grace period must not keep the process.
-            thread = threading.Thread(target=self._work, name=f"pgqueue-slot-{number}", daemon=True)
-            thread.start()
-            self._threads.append(thread)
+            self._start(number)
 
     def give(self, job: HeldJob) -> None:
         """Let the next free slot run *job*."""
@@ -87,27 +107,43 @@ class Slots:
             if job is not None:
                 jobs.append(job)
 
-    def interrupt(self) -> None:
-        """Cancel the async tasks; sync tasks cannot be stopped from outside and run on."""
-        self.interrupted = True
-        self._async.cancel_all()
+    def running(self) -> list[HeldJob]:
+        """Return the jobs that slots have begun and not finished. From any thread."""
+        return list(self._running.copy().values())
 
     def stop(self) -> None:
         """End the threads; every job must have finished."""
-        for _ in self._threads:
+        for _ in range(self.count):
             self._todo.put(None)
-        for thread in self._threads:
-            thread.join()
+        for number in range(1, self.count + 1):
+            thread = self._threads[number]
+            while thread.is_alive():
+                thread.join()
+                thread = self._threads[number]  # one that was interrupted has a successor
         self._async.stop()
 
-    def _work(self) -> None:
-        while (job := self._todo.get()) is not None:
+    def _start(self, number: int) -> None:
+        # Daemons: a task that outlasts the grace period must not keep the process.
+        thread = threading.Thread(target=self._work, args=(number,), name=f"pgqueue-slot-{number}", daemon=True)
+        self._threads[number] = thread
+        thread.start()
+
+    def _work(self, number: int) -> None:
+        is_sound = True
+        while is_sound and (job := self._todo.get()) is not None:
             self.holdings.start(job.place)
+            self._running[number] = job
             job.attempted = self._attempt(job)
+            del self._running[number]
+            is_sound = not isinstance(job.code, SyncCode) or job.code.reason is None
+            if not is_sound:
+                self._start(number)
             self.finished.append(job)
             self.on_finish()
 
     def _attempt(self, job: HeldJob) -> Attempted:
+        if job.is_lost:
+            return Attempted(job.job, Released(job.claim), None, None, 0.0)
         try:
             begin_fresh()
             # A copy, so that a language, a time zone or any other context of the task ends with it.
@@ -116,20 +152,45 @@ class Slots:
                 job.job,
                 self.backoff,
                 job.earlier,
-                call=self._call,
-                is_lost=lambda: job.is_lost,
-                is_interrupted=lambda: self.interrupted,
+                call=partial(self._call, job),
+                atomically=partial(self._atomically, job),
+                is_lost=partial(self._may_be_lost, job),
+                reason=lambda: job.code.reason if job.code is not None else None,
             )
         except BaseException as error:  # a thread begins here: it must outlive whatever this was
             logger.exception("A slot failed around job %s.", job.job.id)
             return Attempted(job.job, Failed(job.claim, attempt.ErrorRecord.of(error)), None, error, 0.0)
         finally:
-            leave_clean()
+            was_interrupted = isinstance(job.code, SyncCode) and job.code.reason is not None
+            leave_clean(may_keep=not was_interrupted, may_use=not was_interrupted)
 
-    def _call(self, task: Task, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if iscoroutinefunction(task.func):
-            return self._async.run(task, args, kwargs)
-        return task.call(*args, **kwargs)
+    def _call(self, job: HeldJob, task: Task, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        job.takes_context = task.takes_context
+        is_async = iscoroutinefunction(task.func)
+        job.code = AsyncCode(self._async.loop()) if is_async else SyncCode()
+        if (timeout := getattr(task, "timeout", None)) is not None:
+            job.deadline = time.monotonic() + timeout
+            self.holdings.limit(job.place, job.deadline)
+            self.on_limit()
+        if isinstance(job.code, AsyncCode):
+            return self._async.run(job.code, task, args, kwargs)
+        try:
+            # The function itself, not through the task: no frame of ours is entered once it has returned.
+            return job.code.run(partial(task.func, *args, **kwargs))
+        except Interruption as error:
+            # A connection that it was just opening would live as long as the frame that was about to know it.
+            traceback.clear_frames(error.__traceback__)
+            raise
+
+    def _atomically(self, job: HeldJob, perform: Callable[[], Succeeded]) -> Succeeded:
+        def note() -> None:
+            job.is_settling = True
+
+        return atomically(self.database, job.claim, perform, before_settling=note)
+
+    def _may_be_lost(self, job: HeldJob) -> bool:
+        """Whether the claim is lost, or may be: nobody knows who had no answer from the database for a lease."""
+        return job.is_lost or time.monotonic() > max(job.lease_ends, self.holdings.vitals().leased)
 
 
 class AsyncTasks:
@@ -139,16 +200,11 @@ class AsyncTasks:
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
-        self._running: set[asyncio.Task[Any]] = set()  # touched in the loop's thread only
         self._stopping = False
 
-    def run(self, task: Task, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def run(self, code: AsyncCode, task: Task, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run *task* in the loop while the calling slot waits; raises what it raises."""
-        return asyncio.run_coroutine_threadsafe(self._run(task, args, kwargs), self._started_loop()).result()
-
-    def cancel_all(self) -> None:
-        if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._cancel_running)
+        return asyncio.run_coroutine_threadsafe(self._run(code, task, args, kwargs), self.loop()).result()
 
     def stop(self) -> None:
         """End the loop, if it ends soon: something that a task has left behind may block it."""
@@ -159,25 +215,16 @@ class AsyncTasks:
             if not self._thread.is_alive():
                 self._loop.close()
 
-    async def _run(self, task: Task, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        this = asyncio.current_task()
-        assert this is not None
-        self._running.add(this)
-        try:
-            # Of its own, so that each task's synchronous parts have a thread and connections of their own.
-            async with ThreadSensitiveContext():
-                try:
-                    return await task.acall(*args, **kwargs)
-                finally:
-                    await sync_to_async(leave_clean, thread_sensitive=True)(may_keep=False)
-        finally:
-            self._running.discard(this)
+    async def _run(self, code: AsyncCode, task: Task, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        # Of its own, so that each task's synchronous parts have a thread and connections of their own.
+        async with ThreadSensitiveContext():
+            try:
+                return await code.run(task.acall(*args, **kwargs))
+            finally:
+                await sync_to_async(leave_clean, thread_sensitive=True)(may_keep=False)
 
-    def _cancel_running(self) -> None:
-        for running in self._running:
-            running.cancel()
-
-    def _started_loop(self) -> asyncio.AbstractEventLoop:
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """Return the loop, running."""
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()

@@ -177,16 +177,22 @@ class Upkeep(threading.Thread):
     def _renew(self) -> float:
         for child in self._children():
             claims, superseded = _newest([held.claim for held in child.held()])
-            if not claims:
+            # One that is stopped does no work; others shall do it when its leases have ended.
+            if not claims or child.is_stopped():
                 continue
+            until = time.monotonic() + self._config.lease
             with self._round() as connection:
                 renewed = leases.renew(connection, claims, self._config.lease)
                 missing = [claim for claim in claims if claim.job_id not in renewed]
                 still_ours = leases.standing(connection, missing) if missing else set()
-            lost = superseded + [claim for claim in missing if claim.job_id not in still_ours]
-            # What has been settled since the list was read is missing, too; the child knows it no more.
+                # What has been settled since the list was read is missing, too; the child knows it no more.
+                lost = superseded + [claim for claim in missing if claim.job_id not in still_ours]
+                cancelled = leases.cancelled(connection, lost) if lost else set()
+            if not still_ours:
+                child.note_renewal(until)
             if lost:
-                child.tell_lost(lost)
+                child.tell_lost([claim for claim in lost if claim.job_id not in cancelled])
+                child.tell_lost([claim for claim in lost if claim.job_id in cancelled], by_cancellation=True)
         self._renewed_at = time.monotonic()
         return self._interval()
 

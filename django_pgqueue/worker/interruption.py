@@ -1,0 +1,145 @@
+"""
+End a running task from outside: raise an `Interruption` in it, at a moment when that can do no harm.
+
+Python can raise an exception in another thread, and does so wherever that thread happens to be. Done
+naively it arrives after the function has returned, kills the thread, or leaves a connection in the middle
+of a statement. So here
+
+- it is raised only under a lock, and only while a flag says that the thread is in user code;
+- the thread that leaves user code takes the lock, clears the flag and takes back what is still under way;
+- a statement in progress is cancelled first, because nothing arrives in a thread that waits for the server;
+- it is raised SENDS times at most, and the way out of user code stands that many arrivals.
+
+Whoever has been interrupted must not be used again: the slot drops its connections and ends its thread.
+"""
+
+import asyncio
+import ctypes
+import logging
+import threading
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from itertools import starmap
+from typing import Any
+
+import psycopg
+from django.db import connections
+
+from ..exceptions import Interruption
+
+logger = logging.getLogger("django_pgqueue")
+
+SENDS = 2  # one may be swallowed by a task, or by a destructor that it happened to arrive in
+CANCEL_PATIENCE_SECONDS = 2.0
+
+_raise_in_thread = ctypes.pythonapi.PyThreadState_SetAsyncExc
+
+
+class SyncCode:
+    """The user code of one attempt in the thread that creates this. `run` once, in that thread."""
+
+    def __init__(self) -> None:
+        self.reason: type[Interruption] | None = None  # what it was asked to end for
+        self._thread = ctypes.c_ulong(threading.get_ident())
+        # Reentrant, because the owner may be thrown out of a moment in which it cannot say whether it has it.
+        self._lock = threading.RLock()
+        self._is_inside = False
+        self._sent = 0
+        # All of them, connected or not: wrappers belong to threads, and no other thread finds them later.
+        self._wrappers = [wrapper for wrapper in connections.all() if wrapper.vendor == "postgresql"]
+
+    def run(self, function: Callable[[], Any]) -> Any:
+        """
+        Return what *function* returns, or raise what it raises; afterwards nothing more arrives in this thread.
+
+        A function that has returned has returned: an interruption that comes then is dropped.
+        """
+        returned: list[Any] = []
+        error: BaseException | None = None
+        # One way out for each that may still arrive, and no call, loop or return outside of them before the
+        # last: those are the places where Python lets one arrive.
+        try:
+            try:
+                try:
+                    self._is_inside = True
+                    # In C from the function's own return to the list, so that nothing can come in between.
+                    returned.extend(starmap(function, ((),)))
+                except BaseException as raised:
+                    error = raised
+                self._leave()
+            except BaseException as late:
+                if error is None:
+                    error = late
+                self._leave()
+        except BaseException as last:
+            if error is None:
+                error = last
+            self._leave()
+        if returned:
+            return returned[0]
+        assert error is not None
+        try:
+            raise error
+        finally:
+            del error  # its traceback holds this frame
+
+    def interrupt(self, reason: type[Interruption]) -> None:
+        """Raise *reason* in the function if it is still running. From any other thread; may take two seconds."""
+        with self._lock:
+            if not self._is_inside or self._sent >= SENDS:
+                return
+            self.reason = self.reason or reason
+        self._cancel_statements()
+        with self._lock:
+            if self._is_inside and self._sent < SENDS:
+                self._sent += 1
+                _raise_in_thread(self._thread, ctypes.py_object(self.reason))
+
+    def _leave(self) -> None:
+        self._lock.acquire()
+        self._is_inside = False
+        _raise_in_thread(self._thread, None)
+        for _ in range(3):  # what has been taken up already arrives at a jump backwards, here
+            pass
+        with suppress(RuntimeError):  # not ours any more
+            while True:
+                self._lock.release()
+
+    def _cancel_statements(self) -> None:
+        for wrapper in self._wrappers:
+            raw = wrapper.connection
+            try:
+                if raw is not None and raw.pgconn.transaction_status == psycopg.pq.TransactionStatus.ACTIVE:
+                    raw.cancel_safe(timeout=CANCEL_PATIENCE_SECONDS)
+            except Exception as error:  # it has ended meanwhile, or the database is away
+                logger.debug("A statement could not be cancelled: %s", error)
+
+
+class AsyncCode:
+    """The user code of one attempt in an event loop. `run` it there, once."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.reason: type[Interruption] | None = None
+        self._loop = loop
+        self._task: asyncio.Task[Any] | None = None  # touched in the loop's thread only
+        self._is_inside = False
+        self._sent = 0
+
+    async def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        self._task = asyncio.current_task()
+        self._is_inside = True
+        try:
+            return await coroutine
+        finally:
+            self._is_inside = False
+
+    def interrupt(self, reason: type[Interruption]) -> None:
+        """Cancel the coroutine if it is still running. From any thread."""
+        with suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._cancel, reason)
+
+    def _cancel(self, reason: type[Interruption]) -> None:
+        if self._is_inside and self._sent < SENDS and self._task is not None:
+            self.reason = self.reason or reason
+            self._sent += 1
+            self._task.cancel()
