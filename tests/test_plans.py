@@ -328,6 +328,7 @@ def values_for(table, count):
         "fingerprints": ["f"] * count,
         "messages": ["message"] * count,
         "tracebacks": ["traceback"] * count,
+        "endings": ["timeout"] * count,
         "delay": 0.0,
         "refunds": settling.MAX_REFUNDS,
         "error_class": "a.B",
