@@ -34,15 +34,20 @@ EXPIRED_TEXT = "The lease ran out: the worker was killed, stalled, or cut off fr
 
 class Changed(NamedTuple):
     """
-    What a verb did to many jobs: how many it changed, met locked, and met in a status that it does not take.
+    What a verb did: how many jobs it changed, met locked, and met in a status that it does not take.
 
-    *key_held* counts the jobs left out of a requeue because a live job has their key.
+    *key_held* counts the jobs left out of a requeue because a live job has their key, *running* those of
+    the changed that a worker was running: their tasks are being stopped. True if any job was changed.
     """
 
     changed: int
     busy: int
     skipped: int
     key_held: int = 0
+    running: int = 0
+
+    def __bool__(self) -> bool:
+        return self.changed > 0
 
 
 EachBatch = Callable[[set[int]], object]
@@ -65,7 +70,12 @@ class JobQuerySet(models.QuerySet):
         return self._change(people.UNHOLD, each_batch)
 
     def cancel(self, each_batch: EachBatch | None = None) -> Changed:
-        """End the pending and held jobs of this queryset without running them; running ones are skipped."""
+        """
+        End the pending and held jobs of this queryset without running them, and stop the running ones.
+
+        From then on nothing that the task of a running one does is recorded: the worker that runs it hears of
+        it at once, or at its next renewal, and interrupts the task. What it has done by then is not undone.
+        """
         return self._change(people.CANCEL, each_batch)
 
     def requeue(self, each_batch: EachBatch | None = None) -> Changed:
@@ -100,7 +110,7 @@ class JobQuerySet(models.QuerySet):
     def _change(self, verb: people.Verb, each_batch: EachBatch | None) -> Changed:
         using = self._write_alias
         connection = connections[using]
-        changed = busy = key_held = total = 0
+        changed = busy = key_held = total = running = 0
         for ids in self.using(using)._batches_of_ids(Status.values):
             total += len(ids)
             with transaction.atomic(using=using, savepoint=False):
@@ -110,9 +120,10 @@ class JobQuerySet(models.QuerySet):
                     busy += more_busy
                     key_held += more_held
                 if each_batch is not None and done:
-                    each_batch(done)
+                    each_batch(set(done))
             changed += len(done)
-        return Changed(changed, busy, total - changed - busy - key_held, key_held)
+            running += sum(done.values())
+        return Changed(changed, busy, total - changed - busy - key_held, key_held, running)
 
     @property
     def _write_alias(self) -> str:
@@ -224,9 +235,9 @@ class JobManager(models.Manager.from_queryset(JobQuerySet)):  # type: ignore[mis
             jobs = leases.lock_expired(self._connection, limit)
             return recover_lost(self._connection, jobs)
 
-    def change_one(self, verb: people.Verb, job_id: int) -> bool:
+    def change_one(self, verb: people.Verb, job_id: int) -> Changed:
         """
-        Do *verb* to one exact job; False if its status is not one that the verb takes.
+        Do *verb* to one exact job; it is skipped if its status is not one that the verb takes.
 
         Raises `JobBusy` at once when another transaction holds the row, and `JobKeyHeld` when a live job
         has the key of a job to be requeued. The caller's transaction stays usable.
@@ -234,10 +245,10 @@ class JobManager(models.Manager.from_queryset(JobQuerySet)):  # type: ignore[mis
         try:
             with self._atomic():
                 if people.lock_one(self._connection, job_id) not in verb.takes:
-                    return False
+                    return Changed(changed=0, busy=0, skipped=1)
                 with _bounded_waits(self._connection):
-                    if job_id in verb.change(self._connection, [job_id]):
-                        return True
+                    if done := verb.change(self._connection, [job_id]):
+                        return Changed(changed=1, busy=0, skipped=0, running=sum(done.values()))
         except OperationalError as error:
             if is_lock_conflict(error):
                 raise JobBusy(f"Job {job_id} is held by another transaction at this moment. Try again.") from error
@@ -270,7 +281,7 @@ def _bounded_waits(connection: Any) -> Iterator[None]:
         cursor.execute("SELECT set_config('lock_timeout', %s, true)", [before])
 
 
-def _change_some(verb: people.Verb, using: str, ids: Sequence[int]) -> set[int]:
+def _change_some(verb: people.Verb, using: str, ids: Sequence[int]) -> people.Done:
     """Do *verb* to the jobs with *ids*; one whose key is taken at this moment is found by halving and left out."""
     try:
         with transaction.atomic(using=using), _bounded_waits(connections[using]):
@@ -279,7 +290,7 @@ def _change_some(verb: people.Verb, using: str, ids: Sequence[int]) -> set[int]:
         if isinstance(error, OperationalError) and not is_lock_conflict(error):
             raise
         if len(ids) == 1:
-            return set()
+            return {}
     half = len(ids) // 2
     return _change_some(verb, using, ids[:half]) | _change_some(verb, using, ids[half:])
 

@@ -12,7 +12,7 @@ from django.utils.translation import gettext_lazy as _
 
 from .conf import MAX_JOB_KEY_LENGTH, MAX_QUEUE_NAME_LENGTH, MAX_TASK_PATH_LENGTH
 from .functions import ClockTimestamp
-from .managers import JobManager
+from .managers import Changed, JobManager
 from .statements import people
 from .states import FINISHED, LIVE, AttemptOutcome, Status
 
@@ -137,21 +137,27 @@ class Job(models.Model):
     def is_dead_letter(self) -> bool:
         return self.status == Status.FAILED
 
-    def hold(self) -> bool:
+    def hold(self) -> Changed:
         """Set this pending job aside, so that it does not run until `unhold`. See `requeue`."""
         return self._change(people.HOLD)
 
-    def unhold(self) -> bool:
+    def unhold(self) -> Changed:
         """Put this held job back. See `requeue`."""
         return self._change(people.UNHOLD)
 
-    def cancel(self) -> bool:
-        """End this pending or held job without running it. See `requeue`."""
+    def cancel(self) -> Changed:
+        """
+        End this pending or held job without running it, or stop it if it is running. See `requeue`.
+
+        Of what is returned, *running* is 1 if a worker was running the job: its task is being stopped.
+        """
         return self._change(people.CANCEL)
 
-    def requeue(self) -> bool:
+    def requeue(self) -> Changed:
         """
-        Give this failed or cancelled job fresh attempts, available now; False if it is neither any more.
+        Give this failed or cancelled job fresh attempts, available now.
+
+        What is returned is true if the job was changed, and false if its status is not one that the verb takes.
 
         Raises `JobBusy` at once when another transaction holds the row, or after half a second when one is
         about to take the job's key, and `JobKeyHeld` when a live job has that key. The caller's own
@@ -159,7 +165,7 @@ class Job(models.Model):
         """
         return self._change(people.REQUEUE)
 
-    def _change(self, verb: people.Verb) -> bool:
+    def _change(self, verb: people.Verb) -> Changed:
         # Not using(), which returns a queryset: this verb is the manager's.
         return type(self).objects.db_manager(self._state.db).change_one(verb, self.pk)
 

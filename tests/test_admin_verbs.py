@@ -29,6 +29,7 @@ from .admin_pages import (
     offered,
     page_of,
     press,
+    rows_of,
     said,
     sql_of,
     text_of,
@@ -46,7 +47,7 @@ REFUSALS = {
     "requeue": "neither failed nor cancelled",
     "hold": "not pending",
     "unhold": "not held",
-    "cancel": "neither pending nor held",
+    "cancel": "neither pending nor held nor running",
 }
 PERMISSIONS = {"requeue": "requeue_job", "hold": "hold_job", "unhold": "hold_job", "cancel": "cancel_job"}
 
@@ -80,8 +81,10 @@ def test_a_requeued_job_has_fresh_attempts(admin):
     assert (job.attempts, job.finished_at) == (0, None)
 
 
-@each_verb
-@pytest.mark.parametrize("status", ["running", "done"])
+@pytest.mark.parametrize(
+    ("verb", "status"),
+    [*((verb, "done") for verb in VERBS), *((verb, "running") for verb in VERBS if verb != "cancel")],
+)
 def test_a_job_in_another_status_is_left_as_it_is(admin, verb, status):
     job = make_job(status)
 
@@ -99,7 +102,7 @@ def test_a_job_in_another_status_is_left_as_it_is(admin, verb, status):
         ("held", {"unhold", "cancel"}),
         ("failed", {"requeue"}),
         ("cancelled", {"requeue"}),
-        ("running", set()),
+        ("running", {"cancel"}),
         ("done", set()),
     ],
 )
@@ -107,6 +110,37 @@ def test_a_page_offers_the_verbs_that_its_job_is_in_a_state_for(operator, status
     job = make_job(status)
 
     assert offered(operator, job) == verbs
+
+
+def test_a_running_job_is_cancelled_and_it_is_said_that_its_task_is_being_stopped(admin):  # R26
+    job = make_job("running")
+
+    response = press(admin, "cancel", job)
+
+    assert said(response) == [
+        ("success", f"Job {job.pk} was running. It was cancelled, and its task is being stopped.")
+    ]
+    assert Job.objects.get().status == "cancelled"
+    assert [entry[-1] for entry in history()] == ["Cancelled."]
+    [attempt] = rows_of(text_of(admin.get(page_of(job))), "pgqueue-attempts")[1:]
+    assert attempt[1:4] == [
+        "cancelled counted",
+        "django_pgqueue.exceptions.TaskCancelled The job was cancelled while this attempt was running.",
+        "host-a",
+    ]
+
+
+def test_of_many_cancelled_jobs_those_that_were_running_are_counted(admin):  # R26
+    jobs = [make_job("pending"), make_job("held"), make_job("running"), make_job("running")]
+
+    response = act(admin, "cancel", *jobs, make_job("done"))
+
+    assert said(response) == [
+        ("success", "4 jobs were cancelled."),
+        ("success", "2 of them were running; their tasks are being stopped."),
+        ("warning", f"1 job was left as it is: {REFUSALS['cancel']}."),
+    ]
+    assert Job.objects.filter(status="cancelled").count() == len(history()) == 4
 
 
 def test_after_a_verb_the_way_back_to_the_filtered_list_is_kept(admin):

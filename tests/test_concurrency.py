@@ -310,7 +310,7 @@ def test_claims_renewals_endings_and_recoveries_wake_nobody():
         requeued = Job.objects.filter(status="done").requeue()
 
         assert heard() == []
-    assert (len(settlement.settled), len(recovered), deleted, len(lost), requeued) == (4, 1, 2, 2, (0, 0, 0, 0))
+    assert (len(settlement.settled), len(recovered), deleted, len(lost), any(requeued)) == (4, 1, 2, 2, False)
 
 
 def test_what_becomes_available_again_wakes_each_queue_once():

@@ -77,7 +77,7 @@ def test_jobs_are_held_put_back_and_cancelled_by_what_they_have_in_common(pgqueu
     unheld = pgqueue("unhold", "--status", "held")
     cancelled = pgqueue("cancel", "--task", nothing.module_path)
 
-    assert held == {"verb": "hold", "changed": 3, "busy": 0, "skipped": 0, "key_held": 0}
+    assert held == {"verb": "hold", "changed": 3, "busy": 0, "skipped": 0, "key_held": 0, "running": 0}
     assert unheld.strip() == "3 put back"
     assert cancelled.strip() == "3 cancelled"
     assert row(other, "status") == ("pending",)
@@ -87,9 +87,18 @@ def test_all_means_all_that_the_verb_applies_to(pgqueue):
     running, pending = enqueue(), enqueue()
     claim_one()
 
-    assert pgqueue("cancel", "--all").strip() == "1 cancelled"
+    assert pgqueue("hold", "--all").strip() == "1 held"
 
-    assert [row(job_id, "status")[0] for job_id in (running, pending)] == ["running", "cancelled"]
+    assert [row(job_id, "status")[0] for job_id in (running, pending)] == ["running", "held"]
+
+
+def test_cancelling_says_how_many_were_running(pgqueue):
+    """R26"""
+    for _ in range(3):
+        enqueue()
+    claim_one()
+
+    assert pgqueue("cancel", "--all").strip() == "3 cancelled (1 of them running, being stopped)"
 
 
 def test_a_verb_without_jobs_asks_which(pgqueue):
@@ -106,7 +115,7 @@ def test_a_job_that_was_named_and_not_changed_gives_exit_code_1(pgqueue):
     claim_one()
 
     with pytest.raises(SystemExit) as exit_code:
-        pgqueue("cancel", str(job_id))
+        pgqueue("hold", str(job_id))
 
     assert exit_code.value.code == 1
 

@@ -16,7 +16,7 @@ from django_pgqueue.statements import claim as claiming
 from django_pgqueue.statements import enqueue as enqueueing
 from django_pgqueue.statements import leases, people, upkeep
 from django_pgqueue.statements import settle as settling
-from django_pgqueue.statements.database import CHANNEL
+from django_pgqueue.statements.database import CANCEL_CHANNEL, CHANNEL
 from tests.helpers import sql, worker_session
 
 pytestmark = pytest.mark.django_db
@@ -418,9 +418,11 @@ def test_a_requeue_finds_its_rows_by_the_primary_key(table, count):
 @pytest.mark.parametrize("count", [1, 50, 1000])
 def test_what_a_person_holds_or_cancels_is_found_by_the_primary_key(table, count):
     """R26, R33."""
+    constants = {"channel": CHANNEL, "cancel_channel": CANCEL_CHANNEL, "error_class": "a.B", "message": "cancelled"}
     for statement in (people.HOLD_SQL, people.UNHOLD_SQL, people.CANCEL_SQL):
-        values = used_by(statement, {"ids": table.ids("pending", count), "channel": CHANNEL})
-        check(table, statement, values, job=[PRIMARY_KEY], buffers=40 + 30 * count)
+        for status in ("pending", "running"):
+            values = used_by(statement, {**constants, "ids": table.ids(status, count)})
+            check(table, statement, values, job=[PRIMARY_KEY], buffers=40 + 30 * count)
 
 
 def test_the_holders_of_keys_are_found_by_their_keys(table):

@@ -407,6 +407,28 @@ class TestDying:
         assert row(int(result.id), "status", "claim_version", "claimed_by") == ("running", 7, "another worker")
 
 
+class TestCancelling:
+    def test_a_worker_hears_at_once_that_a_job_it_runs_was_cancelled(self, start_worker):
+        """R26: it would renew the lease a few minutes later."""
+        with barrier(18) as lock:
+            unwanted = wait_until_cancelled.enqueue("unwanted", 18)
+            beside = mark_and_wait_for.enqueue("beside", 18)
+            worker = start_worker(LEASE_SECONDS="600").wait_ready()
+            wait_for_mark("unwanted")
+            wait_for_mark("beside")
+            wait_until(a_worker_listens, "a worker to listen")
+
+            assert Job.objects.get(pk=unwanted.id).cancel().running
+
+            worker.wait_for_log(rf"claim of job {unwanted.id} \(version 1\) is lost")
+            lock.release()
+            wait_for_status(int(beside.id), "done")
+            assert worker.stop() == 0
+        assert row(int(unwanted.id), "status", "claim_version") == ("cancelled", 2)
+        [attempt] = JobAttempt.objects.all()
+        assert (attempt.job_id, attempt.outcome) == (int(unwanted.id), "cancelled")
+
+
 class TestDatabase:
     def test_a_worker_whose_connections_were_ended_goes_on_with_the_same_processes(self, start_worker):
         worker = start_worker().wait_ready()
@@ -514,6 +536,15 @@ class TestStartingWrongly:
 
         assert worker.wait() == 1
         assert worker.log.count("giving up") == 1
+
+
+def a_worker_listens():
+    with connections["default"].cursor() as cursor:
+        cursor.execute(
+            "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'pgqueue listener%'"
+            " AND datname = current_database() AND query LIKE 'LISTEN%' AND state = 'idle'"
+        )
+        return cursor.fetchone()[0]
 
 
 def _is_alive(pid):

@@ -171,7 +171,8 @@ class VerbsAdmin(ReadOnlyAdmin):
         except JobKeyHeld:
             self.message_user(request, KEY_HELD_ONE % values, messages.WARNING)
         else:
-            text, level = (verb.done_one, messages.SUCCESS) if changed else (verb.left_one, messages.WARNING)
+            done_one = verb.running_one if changed.running else verb.done_one
+            text, level = (done_one, messages.SUCCESS) if changed else (verb.left_one, messages.WARNING)
             self.message_user(request, text % values, level)
 
     def _report(self, request: HttpRequest, verb: Words, outcome: Changed) -> None:
@@ -179,6 +180,8 @@ class VerbsAdmin(ReadOnlyAdmin):
         if outcome.changed or nothing_at_all:
             level = messages.WARNING if nothing_at_all else messages.SUCCESS
             self.message_user(request, verb.done % {"count": outcome.changed}, level)
+        if outcome.running:
+            self.message_user(request, verb.running % {"count": outcome.running}, messages.SUCCESS)
         for text, count in ((BUSY, outcome.busy), (KEY_HELD, outcome.key_held), (verb.left, outcome.skipped)):
             if count:
                 self.message_user(request, text % {"count": count}, messages.WARNING)

@@ -13,7 +13,8 @@ class Words(NamedTuple):
     """
     One verb. *name* is that of the method which does it, of an action here, of a queryset and of a job.
 
-    *done* and *left* are plurals over ``count``; *done_one* and *left_one* take an ``id``.
+    *done* and *left* are plurals over ``count``, and so is *running*, of the jobs that were running; those
+    that end in *one* take an ``id``.
     """
 
     name: str
@@ -27,6 +28,8 @@ class Words(NamedTuple):
     left: Any
     left_one: Any
     history: Any
+    running: Any = None
+    running_one: Any = None
 
 
 REQUEUE = Words(
@@ -85,16 +88,25 @@ CANCEL = Words(
     takes=people.CANCEL.takes,
     button=_("Cancel job"),
     title=_("Cancel jobs"),
-    effect=_("Pending and held jobs end without running. Running ones go on. A cancelled job can be requeued."),
+    effect=_(
+        "Pending and held jobs end without running. Running ones are stopped: what their tasks have done by then is "
+        "not undone, unless they are atomic. A cancelled job can be requeued."
+    ),
     done=ngettext_lazy("%(count)d job was cancelled.", "%(count)d jobs were cancelled.", "count"),
     done_one=_("Job %(id)d was cancelled."),
     left=ngettext_lazy(
-        "%(count)d job was left as it is: neither pending nor held.",
-        "%(count)d jobs were left as they are: neither pending nor held.",
+        "%(count)d job was left as it is: neither pending nor held nor running.",
+        "%(count)d jobs were left as they are: neither pending nor held nor running.",
         "count",
     ),
-    left_one=_("Job %(id)d was left as it is: neither pending nor held."),
+    left_one=_("Job %(id)d was left as it is: neither pending nor held nor running."),
     history=_("Cancelled."),
+    running=ngettext_lazy(
+        "%(count)d of them was running; its task is being stopped.",
+        "%(count)d of them were running; their tasks are being stopped.",
+        "count",
+    ),
+    running_one=_("Job %(id)d was running. It was cancelled, and its task is being stopped."),
 )
 VERBS = {verb.name: verb for verb in (REQUEUE, HOLD, UNHOLD, CANCEL)}
 

@@ -7,6 +7,7 @@ import django.db
 import psycopg
 
 CHANNEL = "django_pgqueue"  # notifications carry a queue's name and nothing else
+CANCEL_CHANNEL = "django_pgqueue_cancel"  # and these nothing at all: some running job was cancelled
 
 # One transaction of a worker. Read Committed whatever the project's default, because at stricter levels a
 # row changed since the snapshot is an error (40001) instead of a row to pass over. Each statement is

@@ -4,13 +4,20 @@ What people do to jobs: hold, unhold, cancel, requeue.
 For many jobs at once the rows are locked in the order of their ids, and those that someone else holds are
 passed over, so that a person's click neither waits for a worker nor makes one wait. For one exact job the
 answer is "busy", at once (NOWAIT). Rows in another status are not touched, and simply not returned.
+
+A running job can be cancelled, too. Its claim ends with that, so what its task comes to is no longer recorded,
+and the workers are told, so that whichever runs it stops.
 """
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from ..exceptions import TaskCancelled
+from ..outcomes import class_path_of
 from ..states import Status
-from .database import CHANNEL, Connection, fetch
+from .database import CANCEL_CHANNEL, CHANNEL, Connection, fetch
+
+CANCELLED_TEXT = "The job was cancelled while this attempt was running."
 
 # An expression, which no planner can take for the condition of the pending index and walk that instead.
 HOLD_SQL = """
@@ -25,7 +32,7 @@ WITH locked AS MATERIALIZED (
 UPDATE django_pgqueue_job
    SET status = 'held'
  WHERE id = ANY(ARRAY(SELECT id FROM locked))
-RETURNING id
+RETURNING id, false AS was_running
 """
 
 # Nothing may appear below the place up to which workers have looked, hence GREATEST.
@@ -46,23 +53,42 @@ WITH locked AS MATERIALIZED (
 ), rung AS (
     SELECT pg_notify(%(channel)s, queue_name) FROM unheld GROUP BY queue_name
 )
-SELECT id, (SELECT count(*) FROM rung) FROM unheld
+SELECT id, false AS was_running, (SELECT count(*) FROM rung) FROM unheld
 """
 
+# What `locked` says of a row is how it stood under the lock: no claim and no ending can come in between. The
+# version rises where there was a claim, which thereby ends. One notification, whatever the number of jobs.
 CANCEL_SQL = """
 WITH locked AS MATERIALIZED (
-    SELECT id
+    SELECT id, status
       FROM django_pgqueue_job
      WHERE id = ANY(%(ids)s::bigint[])
-       AND status IN ('pending', 'held')
+       AND status IN ('pending', 'held', 'running')
      ORDER BY id
        FOR NO KEY UPDATE SKIP LOCKED
+), cancelled AS (
+    UPDATE django_pgqueue_job
+       SET claim_version = CASE WHEN status = 'running' THEN claim_version + 1 ELSE claim_version END,
+           last_error = CASE WHEN status = 'running' THEN %(message)s ELSE last_error END,
+           status = 'cancelled',
+           finished_at = clock_timestamp(),
+           lease_until = NULL
+     WHERE id = ANY(ARRAY(SELECT id FROM locked))
+    RETURNING id, claim_version - 1 AS claim_version, attempts, claimed_by, claimed_at,
+              id = ANY(ARRAY(SELECT id FROM locked WHERE status = 'running')) AS was_running
+), recorded AS (
+    INSERT INTO django_pgqueue_jobattempt (
+        job_id, claim_version, attempt, outcome, counted,
+        error_class, fingerprint, message, traceback, worker, started_at, ended_at
+    )
+    SELECT id, claim_version, attempts, 'cancelled', true,
+           %(error_class)s, 'cancelled', %(message)s, '', claimed_by, claimed_at, clock_timestamp()
+      FROM cancelled
+     WHERE was_running
+), told AS (
+    SELECT pg_notify(%(cancel_channel)s, '') WHERE (SELECT bool_or(was_running) FROM cancelled)
 )
-UPDATE django_pgqueue_job
-   SET status = 'cancelled',
-       finished_at = clock_timestamp()
- WHERE id = ANY(ARRAY(SELECT id FROM locked))
-RETURNING id
+SELECT id, was_running, (SELECT count(*) FROM told) FROM cancelled
 """
 
 # A job whose key a live job holds stays, and so do all but the first of several with one key. The key may
@@ -103,7 +129,7 @@ WITH locked AS MATERIALIZED (
 ), rung AS (
     SELECT pg_notify(%(channel)s, queue_name) FROM requeued GROUP BY queue_name
 )
-SELECT id, (SELECT count(*) FROM rung) FROM requeued
+SELECT id, false AS was_running, (SELECT count(*) FROM rung) FROM requeued
 """
 
 LOCK_ONE_SQL = """
@@ -134,24 +160,32 @@ SELECT count(*) FILTER (WHERE NOT key_is_held),
 """
 
 
-def hold(connection: Connection, ids: Sequence[int]) -> set[int]:
-    """Set the pending jobs among *ids* aside; return the ids of those that were."""
+# What each of the four returns: the ids of the jobs that it changed, and whether a worker was running the job.
+Done = dict[int, bool]
+
+
+def hold(connection: Connection, ids: Sequence[int]) -> Done:
+    """Set the pending jobs among *ids* aside."""
     return _changed(connection, HOLD_SQL, ids)
 
 
-def unhold(connection: Connection, ids: Sequence[int]) -> set[int]:
-    """Put the held jobs among *ids* back; return their ids."""
+def unhold(connection: Connection, ids: Sequence[int]) -> Done:
+    """Put the held jobs among *ids* back."""
     return _changed(connection, UNHOLD_SQL, ids)
 
 
-def cancel(connection: Connection, ids: Sequence[int]) -> set[int]:
-    """End the pending and held jobs among *ids* without running them; return their ids."""
+def cancel(connection: Connection, ids: Sequence[int]) -> Done:
+    """
+    End the pending and held jobs among *ids* without running them, and the claims of the running ones.
+
+    The attempt of a running one counts, and is recorded as cancelled.
+    """
     return _changed(connection, CANCEL_SQL, ids)
 
 
-def requeue(connection: Connection, ids: Sequence[int]) -> set[int]:
+def requeue(connection: Connection, ids: Sequence[int]) -> Done:
     """
-    Give the failed and cancelled jobs among *ids* fresh attempts, available now; return their ids.
+    Give the failed and cancelled jobs among *ids* fresh attempts, available now.
 
     Raises a unique violation (23505) when another transaction takes a key of theirs meanwhile.
     """
@@ -161,13 +195,13 @@ def requeue(connection: Connection, ids: Sequence[int]) -> set[int]:
 class Verb(NamedTuple):
     """One of the functions above, and the statuses of the jobs that it changes."""
 
-    change: Callable[[Connection, Sequence[int]], set[int]]
+    change: Callable[[Connection, Sequence[int]], Done]
     takes: tuple[Status, ...]
 
 
 HOLD = Verb(hold, (Status.PENDING,))
 UNHOLD = Verb(unhold, (Status.HELD,))
-CANCEL = Verb(cancel, (Status.PENDING, Status.HELD))
+CANCEL = Verb(cancel, (Status.PENDING, Status.HELD, Status.RUNNING))
 REQUEUE = Verb(requeue, (Status.FAILED, Status.CANCELLED))
 
 
@@ -184,5 +218,12 @@ def left_out(connection: Connection, ids: Sequence[int], statuses: Sequence[Stat
     return busy, key_held
 
 
-def _changed(connection: Connection, sql: str, ids: Sequence[int]) -> set[int]:
-    return {row[0] for row in fetch(connection, sql, {"ids": list(ids), "channel": CHANNEL})}
+def _changed(connection: Connection, sql: str, ids: Sequence[int]) -> Done:
+    parameters = {
+        "ids": list(ids),
+        "channel": CHANNEL,
+        "cancel_channel": CANCEL_CHANNEL,
+        "error_class": class_path_of(TaskCancelled),
+        "message": CANCELLED_TEXT,
+    }
+    return {job_id: was_running for job_id, was_running, *_ in fetch(connection, sql, parameters)}

@@ -1,5 +1,5 @@
 """
-The supervisor's thread that waits for notifications and wakes the child.
+The supervisor's thread that waits for notifications, wakes a child, and has claims looked at.
 
 A notification is only a hint: the claim decides, and polling bounds every gap. So nothing is done about a
 missed one, and without a direct connection to the database the worker still works.
@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import psycopg
 
-from ..statements.database import CHANNEL
+from ..statements.database import CANCEL_CHANNEL, CHANNEL
 from .config import WorkerConfig
 from .connection import Outage, Session
 
@@ -22,12 +22,16 @@ WAIT_SECONDS = 1.0  # between two looks at whether to stop
 
 
 class Listener(threading.Thread):
-    """Calls *wake* after a notification for a queue that the worker serves, and after each new connection."""
+    """
+    Calls *wake* after a notification for a queue that the worker serves, and after each new connection;
+    *check_claims* after one that says that running jobs were cancelled.
+    """
 
-    def __init__(self, config: WorkerConfig, wake: Callable[[], None]) -> None:
+    def __init__(self, config: WorkerConfig, wake: Callable[[], None], check_claims: Callable[[], None]) -> None:
         super().__init__(name="pgqueue-listener", daemon=True)
         self._queues = config.queues
         self._wake = wake
+        self._check_claims = check_claims
         self._session = Session(config.database, f"pgqueue listener {os.getpid()}")
         self._outage = Outage(logging.DEBUG)
         self._stopping = threading.Event()
@@ -51,11 +55,13 @@ class Listener(threading.Thread):
 
     def _listen(self) -> None:
         connection = self._session.connection
-        connection.execute(f"LISTEN {CHANNEL}")
+        connection.execute(f"LISTEN {CHANNEL}; LISTEN {CANCEL_CHANNEL}")
         self._outage.over()
         self._wake()  # what was enqueued while nobody listened
         while not self._stopping.is_set():
             # Whatever has arrived together wakes once.
             heard = [*connection.notifies(timeout=WAIT_SECONDS, stop_after=1), *connection.notifies(timeout=0)]
-            if any(self._queues.serves(notification.payload) for notification in heard):
+            if any(heard_of.channel == CANCEL_CHANNEL for heard_of in heard):
+                self._check_claims()
+            if any(heard_of.channel == CHANNEL and self._queues.serves(heard_of.payload) for heard_of in heard):
                 self._wake()

@@ -45,7 +45,7 @@ class Supervisor:
         self._signals = 0
         self._stop_by: float | None = None
         self._upkeep = Upkeep(config, self._name, self._children)
-        self._listener = Listener(config, self._wake_one)
+        self._listener = Listener(config, self._wake_one, self._upkeep.check_claims)
         self._places = [Place(config, self._upkeep.report) for _ in range(config.processes)]
 
     def run(self) -> int:

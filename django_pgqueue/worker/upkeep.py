@@ -43,6 +43,7 @@ PRUNE_ROWS = 1_000
 SLICE_PAUSE_SECONDS = 0.2  # between two slices, for the jobs' sake
 PRUNE_PAUSE_SECONDS = 60.0  # after the whole table was walked
 CONFLICT_PAUSE_SECONDS = 1.0
+CHECK_PAUSE_SECONDS = 0.1  # between two looks at the claims, however many jobs are cancelled
 FIRST_BURIAL_PAUSE_SECONDS = 0.1
 LONGEST_BURIAL_PAUSE_SECONDS = 5.0
 FORGET_WORKERS_SECONDS = 24 * 3600.0
@@ -109,13 +110,22 @@ class Upkeep(threading.Thread):
         self._burials: list[Burial] = []
         self._renewed_at = time.monotonic()
         self._pruned_up_to = 0
+        self._was_told_to_check = False
+        self._checked_at = 0.0
+        self._checking = Duty(self._check_claims)
         self._burying = Duty(self._bury_one)
         # The most urgent first.
-        self._duties = [Duty(self._renew), self._burying, *map(Duty, (self._recover, self._report_worker, self._prune))]
+        others = map(Duty, (self._recover, self._report_worker, self._prune))
+        self._duties = [Duty(self._renew), self._checking, self._burying, *others]
 
     def report(self, death: Death) -> None:
         """Have the claims of a dead child put in order."""
         self._deaths.put(death)
+        self._alarms.put(None)
+
+    def check_claims(self) -> None:
+        """Look soon whether the claims of the children still hold: running jobs were cancelled. From any thread."""
+        self._was_told_to_check = True
         self._alarms.put(None)
 
     def stop(self, patience: float) -> None:
@@ -129,6 +139,9 @@ class Upkeep(threading.Thread):
             while not self._deaths.empty():
                 self._burials.append(Burial(self._deaths.get(), until=time.monotonic() + self._config.lease))
                 self._burying.next_at = 0.0
+            if self._was_told_to_check:
+                self._was_told_to_check = False
+                self._checking.next_at = min(self._checking.next_at, self._checked_at + CHECK_PAUSE_SECONDS)
             duties = [self._burying] if self._stopping else self._duties
             now = time.monotonic()
             due = next((duty for duty in duties if duty.next_at <= now), None)
@@ -195,6 +208,19 @@ class Upkeep(threading.Thread):
                 child.tell_lost([claim for claim in lost if claim.job_id in cancelled], by_cancellation=True)
         self._renewed_at = time.monotonic()
         return self._interval()
+
+    def _check_claims(self) -> float:
+        """As a renewal does, but only reading: every worker is told whenever running jobs are cancelled somewhere."""
+        self._checked_at = time.monotonic()
+        for child in self._children():
+            claims, superseded = _newest([held.claim for held in child.held()])
+            if not claims:
+                continue
+            with self._small_round() as connection:
+                still_ours = leases.standing(connection, claims)
+            if lost := superseded + [claim for claim in claims if claim.job_id not in still_ours]:
+                child.tell_lost(lost)
+        return float("inf")  # until the next word
 
     def _recover(self) -> float:
         if time.monotonic() - self._renewed_at > self._config.renewal_interval * 1.5:

@@ -19,7 +19,7 @@ MEANINGS = {
     "requeue": "give failed and cancelled jobs fresh attempts",
     "hold": "set pending jobs aside",
     "unhold": "put held jobs back",
-    "cancel": "end pending and held jobs without running them",
+    "cancel": "end pending and held jobs without running them, and stop running ones",
 }
 PARTICIPLES = {"requeue": "requeued", "hold": "held", "unhold": "put back", "cancel": "cancelled"}
 LISTED = (
@@ -147,6 +147,8 @@ def _jobs_of(alias: str) -> JobQuerySet:
 
 def _summary(verb: str, changed: Changed) -> str:
     parts = [f"{changed.changed} {PARTICIPLES[verb]}"]
+    if changed.running:
+        parts[0] += f" ({changed.running} of them running, being stopped)"
     if changed.busy:
         parts.append(f"{changed.busy} busy (held by another transaction; try again)")
     if changed.skipped:
