@@ -30,6 +30,8 @@ from urllib.parse import quote
 
 from django.db import connections
 
+from .helpers import database_alias
+
 _NO_ENCRYPTION = {80877103, 80877104}  # SSLRequest, GSSENCRequest
 _CANCEL = 80877102
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close() sends RST
@@ -87,6 +89,13 @@ class Proxy:
         """The database's URL through this proxy."""
         credentials = quote(self._user, safe="") + (f":{quote(self._password, safe='')}" if self._password else "")
         return f"postgres://{credentials}@127.0.0.1:{self.port}/{self._dbname}"
+
+    @contextmanager
+    def alias(self, name: str = "proxied", **options: Any) -> Iterator[str]:
+        """Another alias of the test's database, through this proxy, with *options* added to its OPTIONS."""
+        with database_alias(name, **options) as connection:
+            connection.settings_dict.update(HOST="127.0.0.1", PORT=self.port)
+            yield name
 
     @property
     def open_connections(self) -> int:

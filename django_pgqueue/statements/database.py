@@ -16,12 +16,14 @@ CANCEL_CHANNEL = "django_pgqueue_cancel"  # and these nothing at all: some runni
 BEGIN_ROUND_SQL = """
 BEGIN ISOLATION LEVEL READ COMMITTED;
 SET LOCAL lock_timeout = '500ms';
-SET LOCAL statement_timeout = '30s';
-SET LOCAL idle_in_transaction_session_timeout = '30s';
+SET LOCAL statement_timeout = '10s';
+SET LOCAL idle_in_transaction_session_timeout = '10s';
 SET LOCAL enable_seqscan = off;
 SET LOCAL enable_bitmapscan = off;
 SET LOCAL jit = off
 """
+
+ROUND_LIMIT_SECONDS = 10.0  # the statement_timeout above: two of them, and a pause, fit into the default lease
 
 # The planner's part of it, for a transaction that someone else has begun.
 PLANNER_SETTINGS_SQL = """

@@ -39,6 +39,7 @@ from .holdings import Holdings
 from .interrupter import Interrupter
 from .pacing import Pacing
 from .slots import HeldJob, Slots
+from .watchdog import Watchdog
 
 logger = logging.getLogger("django_pgqueue")
 
@@ -75,6 +76,7 @@ class Child:
         self._holdings = holdings
         self._words = words
         self._session = Session(config.database, application_name)
+        self._watchdog = Watchdog([self._session])
         self._outage = Outage(logging.DEBUG)
         self._slots = Slots(
             *(config.concurrency, holdings, options.backoff, config.database),
@@ -101,6 +103,7 @@ class Child:
 
     def run(self) -> int:
         """Work until told to stop, or in burst mode until nothing is left; return the exit code."""
+        self._watchdog.start()
         self._slots.start()
         self._interrupter.start()
         self._announcer.start()
@@ -120,6 +123,7 @@ class Child:
                 logger.warning("A receiver of task_finished has outlasted the grace period.")
                 break
         self._session.close()
+        self._watchdog.stop()
         return EXIT_RECYCLE if self._jobs_left <= 0 and self._stop_by is None else 0
 
     def stop(self, grace: float) -> None:

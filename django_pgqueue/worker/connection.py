@@ -3,10 +3,17 @@ A worker's own connections to the jobs' database, and what it does while there i
 
 They are psycopg's, opened with the parameters of Django's DATABASES, not Django's own: a pool or a task
 must never hand its session on, and no query log may grow for ever.
+
+Nothing waits for ever here. The server ends a statement that takes too long. Where the server's answer does
+not arrive either, because a network swallows it, the process's `Watchdog` breaks the connection off, and the
+thread that waits meets an outage like any other.
 """
 
 import logging
+import os
 import random
+import socket
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -16,14 +23,26 @@ import psycopg
 from django.db import connections
 from psycopg import sql
 
-from ..statements.database import BEGIN_ROUND_SQL, execute, fetch, is_schema_missing
+from ..statements.database import BEGIN_ROUND_SQL, ROUND_LIMIT_SECONDS, execute, fetch, is_schema_missing
 
 logger = logging.getLogger("django_pgqueue")
 
 FIRST_PAUSE_SECONDS = 0.1
 LONGEST_PAUSE_SECONDS = 5.0
+LONGEST_CONNECT_SECONDS = 20  # to all hosts together; the lease of what is held goes on
+SHORTEST_CONNECT_SECONDS = 2  # of one host, as in libpq
+ADDRESSES_OF_A_HOST = 2  # that a name stands for: each is tried for as long as the host
+ANSWER_FACTOR = 1.5  # how much longer than the server's limit to wait for its answer
+SHORTEST_IDLE_LIMIT_SECONDS = 1.0
 
-LIMIT_SQL = "SELECT set_config('statement_timeout', %(milliseconds)s, true)"
+# What a server says, or nobody, while it cannot be used. Read-only is a standby, or a primary about to become one.
+AWAY = (psycopg.OperationalError, psycopg.errors.ReadOnlySqlTransaction)
+
+# Half a transaction whose client is gone must let go of its rows, too.
+LIMIT_SQL = """
+SELECT set_config('statement_timeout', %(milliseconds)s, true),
+       set_config('idle_in_transaction_session_timeout', %(idle_milliseconds)s, true)
+"""
 
 # A network that swallows packets must be noticed well before a lease ends.
 _DEFAULTS: dict[str, Any] = {
@@ -36,33 +55,115 @@ _DEFAULTS: dict[str, Any] = {
 }
 
 
-class Session:
-    """One connection, opened when it is asked for and forgotten after an error. For one thread."""
+class WatchedConnection(psycopg.Connection):
+    """A connection that knows since when the server owes it an answer, and can be broken off from outside."""
 
-    def __init__(self, alias: str, application_name: str) -> None:
-        self._alias = alias
-        self._application_name = application_name
-        self._connection: psycopg.Connection | None = None
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.cursor_factory = _WatchedCursor
+        self.answer_within = ROUND_LIMIT_SECONDS * ANSWER_FACTOR
+        self._asked_at: float | None = None
+        self._overdue: float | None = None
+        self._was_broken_off = False
+        self._asking = threading.Lock()
 
     @property
-    def connection(self) -> psycopg.Connection:
+    def is_waiting(self) -> bool:
+        return self._asked_at is not None
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Let whatever happens in the block be broken off when it takes longer than `answer_within`."""
+        self._asked_at = time.monotonic()
+        try:
+            yield
+        except psycopg.OperationalError as error:
+            if self._was_broken_off:
+                raise psycopg.OperationalError(f"no answer within {self.answer_within:g} s") from error
+            raise
+        finally:
+            with self._asking:
+                self._asked_at = None
+
+    def break_off(self, now: float) -> None:
+        """
+        Let a statement that is overdue at the moment *now* fail. For another thread.
+
+        Only if it was overdue the last time, too: when this whole process has stood still, the answer may
+        be there, and whoever waits for it must have a chance to take it.
+        """
+        with self._asking:  # so that the socket is still ours
+            asked_at = self._asked_at
+            if asked_at is None or now - asked_at < self.answer_within:
+                return
+            if self._overdue != asked_at:
+                self._overdue = asked_at
+                return
+            self._was_broken_off = True
+            # A copy of the descriptor: libpq reads the end of the stream, and closes its own.
+            with suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(self.fileno())) as same:
+                same.shutdown(socket.SHUT_RDWR)
+
+
+class _WatchedCursor(psycopg.Cursor):
+    def execute(self, *args: Any, **options: Any) -> "_WatchedCursor":
+        assert isinstance(self.connection, WatchedConnection)
+        with self.connection.waiting():
+            super().execute(*args, **options)
+        return self
+
+
+class Session:
+    """
+    One connection, opened when it is asked for and forgotten after an error. For one thread, but for `break_off`.
+
+    *limit_seconds* is how long the server may take for a statement of a round, if less than is usual.
+    """
+
+    def __init__(self, alias: str, application_name: str, limit_seconds: float = ROUND_LIMIT_SECONDS) -> None:
+        self.limit_seconds = min(limit_seconds, ROUND_LIMIT_SECONDS)
+        self._alias = alias
+        self._application_name = application_name
+        self._connection: WatchedConnection | None = None
+        self._is_connecting = False
+
+    @property
+    def connection(self) -> WatchedConnection:
         """The open connection, in autocommit; raises ``psycopg.OperationalError`` when there can be none."""
         if self._connection is None or self._connection.closed:
-            self._connection = self._connect()
+            self._is_connecting = True
+            try:
+                self._connection = self._connect()
+            finally:
+                self._is_connecting = False
         return self._connection
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether its thread waits for the database now, for a limited time. From any thread."""
+        connection = self._connection
+        return self._is_connecting or (connection is not None and connection.is_waiting)
+
+    def break_off(self, now: float) -> None:
+        """Let a statement fail whose answer is overdue at the monotonic moment *now*. From any thread."""
+        connection = self._connection
+        if connection is not None:
+            connection.break_off(now)
 
     @contextmanager
     def round(self, limit_seconds: float | None = None) -> Iterator[psycopg.Connection]:
         """
         One short transaction with a worker's settings; rolled back on any error, which goes on.
 
-        *limit_seconds* is how long a statement may take, if that is less than a round usually allows.
+        *limit_seconds* is how long a statement may take, if that is less than the session allows.
         """
         connection = self.connection
+        limit = self.limit_seconds if limit_seconds is None else min(limit_seconds, self.limit_seconds)
+        connection.answer_within = limit * ANSWER_FACTOR
         try:
             execute(connection, BEGIN_ROUND_SQL)
-            if limit_seconds is not None:
-                fetch(connection, LIMIT_SQL, {"milliseconds": f"{limit_seconds * 1000:.0f}"})
+            if limit != ROUND_LIMIT_SECONDS:
+                fetch(connection, LIMIT_SQL, _limits(limit))
             yield connection
             execute(connection, "COMMIT")
         except BaseException:
@@ -77,14 +178,16 @@ class Session:
                 self._connection.close()
             self._connection = None
 
-    def _connect(self) -> psycopg.Connection:
+    def _connect(self) -> WatchedConnection:
         wrapper = connections[self._alias]
         parameters = wrapper.get_connection_params()
         for django_only in ("context", "cursor_factory"):
             parameters.pop(django_only, None)
         parameters = {**_DEFAULTS, **parameters, "application_name": self._application_name}
+        parameters["connect_timeout"] = _connect_seconds(parameters)
         parameters["prepare_threshold"] = None  # a round begins with several statements in one, which none can prepare
-        connection = psycopg.connect(**parameters, autocommit=True)
+        connection = WatchedConnection.connect(**parameters, autocommit=True)
+        self._connection = connection  # from here on it can be broken off
         if role := wrapper.settings_dict["OPTIONS"].get("assume_role"):
             try:
                 connection.execute(sql.SQL("SET ROLE {}").format(sql.Identifier(role)))
@@ -92,6 +195,19 @@ class Session:
                 connection.close()
                 raise
         return connection
+
+
+def _limits(seconds: float) -> dict[str, str]:
+    idle_seconds = max(seconds, SHORTEST_IDLE_LIMIT_SECONDS)
+    return {"milliseconds": f"{seconds * 1000:.0f}", "idle_milliseconds": f"{idle_seconds * 1000:.0f}"}
+
+
+def _connect_seconds(parameters: dict[str, Any]) -> int:
+    """For one host: what DATABASES says, but so that all hosts together stay within `LONGEST_CONNECT_SECONDS`."""
+    hosts = str(parameters.get("hostaddr") or parameters.get("host") or os.environ.get("PGHOST", "")).count(",") + 1
+    share = max(LONGEST_CONNECT_SECONDS // (hosts * ADDRESSES_OF_A_HOST), SHORTEST_CONNECT_SECONDS)
+    wanted = int(parameters["connect_timeout"])
+    return min(wanted, share) if wanted > 0 else share  # 0: for ever
 
 
 class Outage:
@@ -112,7 +228,7 @@ class Outage:
         """Note that a try has failed with *error*; return the seconds to pause, with jitter."""
         if self._since is None:
             self._since = time.monotonic()
-            is_away = isinstance(error, psycopg.OperationalError)
+            is_away = isinstance(error, AWAY)
             self._level = self._lowest_level if is_away else max(self._lowest_level, logging.WARNING)
             ours = None if isinstance(error, psycopg.Error) else error
             logger.log(self._level, "%s Trying until it works.", describe(error), exc_info=ours)
@@ -133,6 +249,6 @@ def describe(error: BaseException) -> str:
     text = " ".join(str(error).split())
     if is_schema_missing(error):
         return f"The jobs' tables are not ready ({text}). Run 'manage.py migrate'."
-    if isinstance(error, psycopg.OperationalError):
+    if isinstance(error, AWAY):
         return f"The database is not available ({text})."
     return f"The database is there, and something fails ({type(error).__name__}: {text})."

@@ -32,7 +32,7 @@ class Listener(threading.Thread):
         self._queues = config.queues
         self._wake = wake
         self._check_claims = check_claims
-        self._session = Session(config.database, f"pgqueue listener {os.getpid()}")
+        self.session = Session(config.database, f"pgqueue listener {os.getpid()}")
         self._outage = Outage(logging.DEBUG)
         self._stopping = threading.Event()
 
@@ -45,16 +45,16 @@ class Listener(threading.Thread):
             try:
                 self._listen()
             except psycopg.Error as error:
-                self._session.close()
+                self.session.close()
                 self._stopping.wait(self._outage.failed(error))
             except Exception:  # a thread begins here; polling goes on without it
                 logger.exception("Listening for notifications failed; trying again.")
-                self._session.close()
+                self.session.close()
                 self._stopping.wait(1.0)
-        self._session.close()
+        self.session.close()
 
     def _listen(self) -> None:
-        connection = self._session.connection
+        connection = self.session.connection
         connection.execute(f"LISTEN {CHANNEL}; LISTEN {CANCEL_CHANNEL}")
         self._outage.over()
         self._wake()  # what was enqueued while nobody listened

@@ -24,6 +24,7 @@ from .listener import Listener
 from .place import MAX_EARLY_DEATHS, Place
 from .process import ChildProcess
 from .upkeep import Upkeep
+from .watchdog import Watchdog
 
 logger = logging.getLogger("django_pgqueue")
 
@@ -46,6 +47,8 @@ class Supervisor:
         self._stop_by: float | None = None
         self._upkeep = Upkeep(config, self._name, self._children)
         self._listener = Listener(config, self._wake_one, self._upkeep.check_claims)
+        self._session = Session(config.database, f"pgqueue start {os.getpid()}")
+        self._watchdog = Watchdog([self._session, self._upkeep.session, self._listener.session])
         self._places = [Place(config, self._upkeep.report) for _ in range(config.processes)]
 
     def run(self) -> int:
@@ -55,15 +58,19 @@ class Supervisor:
             "Worker %s starts: queues %s, %d slots in %d processes, database %r.",
             *(os.getpid(), self._config.queues, self._config.slots, self._config.processes, self._config.database),
         )
-        if not self._wait_for_database():
-            return EXIT_OK
-        self._upkeep.start()
-        self._listener.start()
+        self._watchdog.start()
         try:
-            code = self._supervise()
+            if not self._wait_for_database():
+                return EXIT_OK
+            self._upkeep.start()
+            self._listener.start()
+            try:
+                code = self._supervise()
+            finally:
+                self._listener.stop()
+                self._upkeep.stop(BURIAL_PATIENCE_SECONDS)
         finally:
-            self._listener.stop()
-            self._upkeep.stop(BURIAL_PATIENCE_SECONDS)
+            self._watchdog.stop()
         logger.info("Worker %s ends.", os.getpid())
         return code
 
@@ -151,16 +158,15 @@ class Supervisor:
 
     def _wait_for_database(self) -> bool:
         """Return once the tables can be read; False if a signal came first."""
-        session = Session(self._config.database, f"pgqueue start {os.getpid()}")
         outage = Outage(logging.WARNING)
         while not self._signals:
             try:
-                with session.round() as connection:
+                with self._session.round() as connection:
                     claiming.sweep(connection, [])
                 outage.over()
-                session.close()
+                self._session.close()
                 return True
             except psycopg.Error as error:
-                session.close()
+                self._session.close()
                 self._sleep(LOOK_SECONDS if is_lock_conflict(error) else outage.failed(error))
         return False

@@ -32,7 +32,7 @@ from ..statements.database import Connection, fetch, is_lock_conflict
 from ..statements.settle import settle
 from ..states import AttemptOutcome
 from .config import WorkerConfig
-from .connection import Outage, Session
+from .connection import AWAY, Outage, Session
 from .holdings import Held
 from .process import ChildProcess
 
@@ -102,7 +102,8 @@ class Upkeep(threading.Thread):
         self._config = config
         self._worker_name = name
         self._children = children
-        self._session = Session(config.database, f"pgqueue upkeep {os.getpid()}")
+        # A renewal that was not answered is broken off, and sent again, before the lease ends.
+        self._session = Session(config.database, f"pgqueue upkeep {os.getpid()}", config.renewal_interval * 0.75)
         self._outage = Outage(logging.WARNING)
         self._alarms: SimpleQueue[None] = SimpleQueue()
         self._stopping = False
@@ -117,6 +118,11 @@ class Upkeep(threading.Thread):
         # The most urgent first.
         others = map(Duty, (self._recover, self._report_worker, self._prune))
         self._duties = [Duty(self._renew), self._checking, self._burying, *others]
+
+    @property
+    def session(self) -> Session:
+        """For the watchdog."""
+        return self._session
 
     def report(self, death: Death) -> None:
         """Have the claims of a dead child put in order."""
@@ -156,7 +162,7 @@ class Upkeep(threading.Thread):
         try:
             pause = duty.do()
             duty.trouble.over()
-        except psycopg.OperationalError as error:
+        except AWAY as error:
             if is_lock_conflict(error):
                 pause = min(CONFLICT_PAUSE_SECONDS, self._config.renewal_interval / 2)
             else:  # then nothing else can be done, either

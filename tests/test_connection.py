@@ -1,0 +1,183 @@
+"""A worker's session and its watchdog: nothing that the database is asked is waited for without a limit."""
+
+import time
+
+import psycopg
+import pytest
+from django.db import connections
+
+from django_pgqueue.worker.connection import Session, _connect_seconds
+from django_pgqueue.worker.watchdog import Watchdog
+
+from .helpers import (
+    InThread,
+    enqueue,
+    here,
+    row,
+    sql,
+    wait_for_lock_wait,
+    wait_until,
+    worker_session,
+)
+from .proxy import Proxy
+from .workers import barrier
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def proxy():
+    with Proxy.to_database() as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def session(proxy):
+    """Through the proxy, and watched; the server may take half a second."""
+    with proxy.alias() as alias:
+        session = Session(alias, "test watched", limit_seconds=0.5)
+        watchdog = Watchdog([session])
+        watchdog.start()
+        yield session
+        watchdog.stop()
+        session.close()
+
+
+def ask(session, statement="SELECT 1"):
+    with session.round() as connection:
+        return sql(connection, statement)
+
+
+class TestWithoutAnAnswer:
+    def test_a_statement_fails_and_the_next_round_has_a_new_connection(self, proxy, session):
+        assert ask(session) == [(1,)]
+        proxy.go_deaf(new=False)
+
+        with pytest.raises(psycopg.OperationalError, match=r"no answer within 0\.75 s"):
+            ask(session)
+
+        assert ask(session) == [(1,)]
+
+    def test_a_commit_fails_too_although_it_has_happened(self, proxy, session):
+        job_id = enqueue()
+        lost = proxy.lose_commit_answer("priority = 7", silently=True)
+
+        with pytest.raises(psycopg.OperationalError, match="no answer"):
+            ask(session, "UPDATE django_pgqueue_job SET priority = 7 RETURNING id")
+
+        assert lost.happened
+        assert row(job_id, "priority") == (7,)
+
+    def test_the_rows_of_half_a_transaction_are_free_when_the_server_gives_it_up(self, proxy, session):
+        job_id = enqueue()
+
+        with pytest.raises(psycopg.OperationalError, match="no answer"), session.round() as connection:
+            sql(connection, "SELECT 1 FROM django_pgqueue_job FOR UPDATE")
+            proxy.go_deaf(new=False)
+            sql(connection, "SELECT 2")
+
+        here("UPDATE django_pgqueue_job SET priority = 7")  # waits, if need be
+        assert row(job_id, "priority") == (7,)
+
+    def test_connecting_takes_no_longer_than_it_may(self, proxy):
+        with proxy.alias("impatient", connect_timeout=2) as alias:
+            proxy.go_deaf()
+
+            with pytest.raises(psycopg.errors.ConnectionTimeout):
+                ask(Session(alias, "test impatient"))
+
+    def test_whoever_looks_can_tell_waiting_from_doing_nothing(self, proxy, session):
+        def end_once_it_waits(end):
+            wait_until(lambda: session.is_waiting, "the session to wait")
+            end()
+
+        assert not session.is_waiting
+        proxy.go_deaf()
+        looking = InThread(lambda: end_once_it_waits(proxy.reset))
+        with pytest.raises(psycopg.OperationalError):
+            ask(session)
+        looking.result()
+        proxy.forward()
+
+        with session.round():
+            assert not session.is_waiting
+        with barrier(51) as lock:
+            looking = InThread(lambda: end_once_it_waits(lock.release))
+            ask(session, "SELECT pg_advisory_xact_lock_shared(51)")
+            looking.result()
+
+
+class TestBreakingOff:
+    """In two steps: the first time a statement is found overdue, the process itself may have stood still."""
+
+    def wait(self, times):
+        """Break off *times* what waits for a lock; return its answer."""
+        with worker_session() as session, barrier(52) as lock:
+            asking = InThread(lambda: ask(session, "SELECT 'answered' FROM pg_advisory_xact_lock_shared(52)"))
+            wait_until(lambda: session._connection is not None, "the connection")
+            wait_for_lock_wait(connections["default"], session._connection.info.backend_pid)
+            for _ in range(times):
+                session.break_off(time.monotonic() + 1_000)
+            if times < 2:
+                lock.release()
+            return asking.result()
+
+    def test_once_lets_an_answer_arrive(self):
+        assert self.wait(times=1) == [("answered",)]
+
+    def test_twice_ends_the_wait(self):
+        with pytest.raises(psycopg.OperationalError, match="no answer within 15 s"):
+            self.wait(times=2)
+
+    def test_an_idle_connection_is_left_alone(self):
+        with worker_session() as session:
+            assert ask(session) == [(1,)]
+            backend = session.connection.info.backend_pid
+
+            for _ in range(3):
+                session.break_off(time.monotonic() + 1_000)
+
+            assert ask(session, "SELECT pg_backend_pid()") == [(backend,)]
+
+
+class TestLimits:
+    def test_a_round_has_limits_of_its_own_whatever_the_session_has(self):
+        """Case B39"""
+        with worker_session() as session:
+            for setting in ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout"):
+                sql(session.connection, f"SET {setting} = '1ms'")
+
+            assert ask(session, _SHOW_LIMITS) == [("10s", "500ms", "10s")]
+
+    @pytest.mark.parametrize(
+        ("session_limit", "round_limit", "expected"),
+        [(5.0, None, "5s"), (5.0, 2.0, "2s"), (5.0, 9.0, "5s"), (60.0, None, "10s")],
+    )
+    def test_the_shortest_limit_counts(self, session_limit, round_limit, expected):
+        session = Session("default", "test", session_limit)
+
+        with session.round(round_limit) as connection:
+            assert sql(connection, _SHOW_LIMITS) == [(expected, "500ms", expected)]
+
+        session.close()
+
+    @pytest.mark.parametrize(
+        ("parameters", "seconds"),
+        [
+            ({"connect_timeout": 10}, 10),
+            ({"connect_timeout": "3"}, 3),
+            ({"connect_timeout": 0}, 10),
+            ({"connect_timeout": 60, "host": "one"}, 10),
+            ({"connect_timeout": 10, "host": "one,two"}, 5),
+            ({"connect_timeout": 10, "hostaddr": "10.0.0.1,10.0.0.2,10.0.0.3"}, 3),
+            ({"connect_timeout": 10, "host": ",".join("abcdefghijkl")}, 2),
+        ],
+    )
+    def test_all_hosts_together_have_a_limit(self, parameters, seconds):
+        assert _connect_seconds(parameters) == seconds
+
+
+_SHOW_LIMITS = """
+SELECT current_setting('statement_timeout'), current_setting('lock_timeout'),
+       current_setting('idle_in_transaction_session_timeout')
+"""
