@@ -420,7 +420,7 @@ class TestCancelling:
 
             assert Job.objects.get(pk=unwanted.id).cancel().running
 
-            worker.wait_for_log(rf"claim of job {unwanted.id} \(version 1\) is lost")
+            worker.wait_for_log(rf"Job {unwanted.id} was cancelled; its task is being ended")
             lock.release()
             wait_for_status(int(beside.id), "done")
             assert worker.stop() == 0

@@ -31,6 +31,7 @@ def config(**changes):
         "concurrency": 4,
         "processes": 1,
         "max_jobs": None,
+        "max_memory": None,
         "burst": False,
         "grace": 25.0,
         "lease": 60.0,

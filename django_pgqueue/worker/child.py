@@ -37,6 +37,7 @@ from .config import WorkerConfig
 from .connection import Outage, Session
 from .holdings import Holdings
 from .interrupter import Interrupter
+from .memory import resident_megabytes
 from .pacing import Pacing
 from .slots import HeldJob, Slots
 from .watchdog import Watchdog
@@ -47,8 +48,9 @@ STALE_BUFFER_SECONDS = 0.2  # a buffered job that found no slot in this time goe
 BUSY_PAUSE_SECONDS = 0.2  # before the next try to settle a row that someone holds
 CATCH_UP_SECONDS = 0.1  # between two looks at whether the announcer has caught up
 LONGEST_SLEEP_SECONDS = 10.0  # the supervisor wants to see that the loop turns
+WEIGH_SECONDS = 1.0  # between two looks at the memory that this process uses
 LAST_WORDS_SECONDS = 2.0  # after the grace period, for interrupted tasks to end and be written
-EXIT_RECYCLE = 10  # the exit code of a child that has run its number of jobs
+EXIT_RECYCLE = 10  # the exit code of a child that has run its number of jobs, or has grown too large
 
 # What a child says to its supervisor: that it is ready, and that there are more jobs than it could take.
 STARTED = b"s"
@@ -76,7 +78,7 @@ class Child:
         self._holdings = holdings
         self._words = words
         self._session = Session(config.database, application_name)
-        self._watchdog = Watchdog([self._session])
+        self._watchdog = Watchdog([self._session], each_turn=self._breathe)
         self._outage = Outage(logging.DEBUG)
         self._slots = Slots(
             *(config.concurrency, holdings, options.backoff, config.database),
@@ -100,6 +102,7 @@ class Child:
         self._said_lost: SimpleQueue[tuple[Claim, type[Interruption]]] = SimpleQueue()  # by the supervisor
         self._voice = voice
         self._jobs_left = float("inf") if config.max_jobs is None else config.max_jobs
+        self._weigh_at = 0.0  # monotonic; when to look at the memory next
 
     def run(self) -> int:
         """Work until told to stop, or in burst mode until nothing is left; return the exit code."""
@@ -111,6 +114,7 @@ class Child:
         while True:
             pause = self._turn()
             self._holdings.note(looped=time.monotonic())
+            self._mind_memory()
             if self._is_finished():
                 break
             self._sleep(pause)
@@ -342,6 +346,24 @@ class Child:
     @property
     def _owner(self) -> str:
         return f"{self._owner_base}/{self._owner_number}"
+
+    # ---- signs of life
+
+    def _breathe(self) -> None:
+        """In the watchdog's thread."""
+        now = time.monotonic()
+        self._holdings.note(breathed=now)
+        if self._session.is_waiting:
+            self._holdings.note(looped=now)  # the loop waits, and the watchdog sees to it that it will not for long
+
+    def _mind_memory(self) -> None:
+        """Have this process replaced when it has grown too large."""
+        if self._config.max_memory is None or self._jobs_left <= 0 or time.monotonic() < self._weigh_at:
+            return
+        self._weigh_at = time.monotonic() + WEIGH_SECONDS
+        if (used := resident_megabytes()) > self._config.max_memory:
+            logger.info("Uses %d MB, more than --max-memory allows; no more jobs are claimed here.", used)
+            self._jobs_left = 0
 
     # ---- sleeping and ending
 

@@ -45,6 +45,7 @@ class WorkerConfig:
     concurrency: int  # slots of each child
     processes: int  # children
     max_jobs: int | None  # a child is replaced after these
+    max_memory: int | None  # in megabytes; a child that uses more is replaced
     burst: bool
     grace: float
     lease: float

@@ -2,7 +2,8 @@
 A place for one child of a worker: it is started here, watched, and started again after its death.
 
 A child that dies is replaced after a pause that doubles from death to death, so that one which cannot live
-does not spin. One that asked to be recycled, having run its number of jobs, is replaced at once.
+does not spin. One that asked to be recycled, having run its number of jobs or grown too large, is replaced at
+once. One that hangs, as the `Vigil` sees it, is replaced, too: if it can hear it finishes its other jobs before.
 """
 
 import logging
@@ -13,6 +14,7 @@ from .child import EXIT_RECYCLE
 from .config import WorkerConfig
 from .process import ChildProcess
 from .upkeep import Death, cause_of
+from .vigil import Verdict, Vigil
 
 logger = logging.getLogger("django_pgqueue")
 
@@ -21,6 +23,7 @@ LONGEST_RESTART_PAUSE_SECONDS = 5.0
 HEALTHY_SECONDS = 60.0  # after this long a child's death is not counted with those before it
 MAX_EARLY_DEATHS = 6  # in a row, before a child has said that it started
 KILL_PATIENCE_SECONDS = 5.0
+KILL_AFTER_SECONDS = 5.0  # past the grace period
 
 
 class Place:
@@ -33,6 +36,9 @@ class Place:
         self._config = config
         self._report = report
         self._is_stopping = False
+        self._vigil = Vigil(config.grace)
+        self._verdict: Verdict | None = None
+        self._kill_at = float("inf")
         self._has_started = False
         self._since = 0.0
         self._early_deaths = 0
@@ -55,6 +61,8 @@ class Place:
             exit_code = self.child.exit_code()
             if exit_code is not None:
                 self._bury(self.child, exit_code)
+            elif not self._is_stopping:
+                self._watch(self.child)
         if self.child is None and not self.is_over and time.monotonic() >= self.restart_at:
             self._start()
         return wants_company
@@ -73,8 +81,29 @@ class Place:
             self.child.wait(KILL_PATIENCE_SECONDS)
             self.look()
 
+    def _watch(self, child: ChildProcess) -> None:
+        if self._verdict is None:
+            verdict = self._vigil.look(child.vitals(), child.held(), is_stopped=child.is_stopped())
+            if verdict is not None:
+                self._replace(child, verdict)
+        elif time.monotonic() > self._kill_at:
+            child.kill()
+
+    def _replace(self, child: ChildProcess, verdict: Verdict) -> None:
+        self._verdict = verdict
+        if verdict.can_hear:
+            logger.error("Child %s is replaced: %s. It finishes its other jobs first.", child.pid, verdict.why)
+            child.stop(self._config.grace)
+            self._kill_at = time.monotonic() + self._config.grace + KILL_AFTER_SECONDS
+        else:
+            logger.error("Child %s is killed: %s.", child.pid, verdict.why)
+            child.kill()
+
     def _start(self) -> None:
         self._has_started = False
+        self._vigil = Vigil(self._config.grace)
+        self._verdict = None
+        self._kill_at = float("inf")
         self._since = time.monotonic()
         try:
             self.child = ChildProcess(self._config)
@@ -93,23 +122,25 @@ class Place:
 
     def _bury(self, child: ChildProcess, exit_code: int) -> None:
         self.child = None
+        held = child.held()
         # A burst is over when the child ends and holds nothing; a task, too, can end the process with 0.
-        is_expected = exit_code == 0 and (child.was_told_to_stop or (self._config.burst and not child.held()))
-        is_recycled = exit_code == EXIT_RECYCLE and not child.held()
+        was_stopped = child.was_told_to_stop and self._verdict is None
+        is_expected = exit_code == 0 and (was_stopped or (self._config.burst and not held))
+        is_recycled = exit_code == EXIT_RECYCLE and not held
         if not self._has_started and not child.was_told_to_stop:
             self._early_deaths += 1
-        self._report(
-            Death(child.owner, child.application_name, child.held(), cause_of(exit_code), child.was_told_to_stop)
-        )
+        cause = cause_of(exit_code) if self._verdict is None else self._verdict.why
+        is_ours = child.was_told_to_stop or (self._verdict is not None and not self._verdict.blames_tasks)
+        self._report(Death(child.owner, child.application_name, held, cause, time.monotonic(), is_ours))
         child.forget()
         if is_expected:
             self.is_drained = self._config.burst
-        elif is_recycled:
-            logger.info("Child %s has run its %s jobs and is replaced.", child.pid, self._config.max_jobs)
+        elif is_recycled or self._verdict is not None:
+            logger.info("Child %s has ended and is replaced.", child.pid)
         elif not self._is_stopping:
             self._plan_restart()
             pause = max(self.restart_at - time.monotonic(), 0.0)
-            logger.error("Child %s died (%s); another starts in %.1f s.", child.pid, cause_of(exit_code), pause)
+            logger.error("Child %s died (%s); another starts in %.1f s.", child.pid, cause, pause)
 
     def _plan_restart(self) -> None:
         if time.monotonic() - self._since > HEALTHY_SECONDS:

@@ -21,7 +21,7 @@ from ..statements.database import is_lock_conflict
 from .config import WorkerConfig
 from .connection import Outage, Session
 from .listener import Listener
-from .place import MAX_EARLY_DEATHS, Place
+from .place import KILL_AFTER_SECONDS, MAX_EARLY_DEATHS, Place
 from .process import ChildProcess
 from .upkeep import Upkeep
 from .watchdog import Watchdog
@@ -29,7 +29,6 @@ from .watchdog import Watchdog
 logger = logging.getLogger("django_pgqueue")
 
 LOOK_SECONDS = 1.0
-KILL_AFTER_SECONDS = 5.0  # past the grace period
 BURIAL_PATIENCE_SECONDS = 5.0
 
 EXIT_OK = 0

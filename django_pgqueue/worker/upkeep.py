@@ -24,7 +24,7 @@ from typing import NamedTuple
 import psycopg
 
 from .. import backoff
-from ..exceptions import WorkerCrashed
+from ..exceptions import TaskTimeout, WorkerCrashed
 from ..managers import recover_lost
 from ..outcomes import Claim, Released, class_path_of
 from ..statements import leases, upkeep
@@ -66,13 +66,23 @@ SELECT count(*)
 
 
 class Death(NamedTuple):
-    """A child that has ended: under which names it claimed, and what it held."""
+    """
+    A child that has ended at the moment *at*: under which names it claimed, and what it held.
+
+    *is_ours*: it was told to end, or killed because it hung; then its tasks have not ended it.
+    """
 
     owner: str
     application_name: str
     held: list[Held]
     cause: str
-    was_told_to_stop: bool
+    at: float
+    is_ours: bool
+
+    @property
+    def overstayed(self) -> set[Claim]:
+        """The claims whose tasks were over their time."""
+        return {held.claim for held in self.held if held.started and 0.0 < held.deadline < self.at}
 
 
 class Burial:
@@ -203,15 +213,9 @@ class Upkeep(threading.Thread):
             with self._round() as connection:
                 renewed = leases.renew(connection, claims, self._config.lease)
                 missing = [claim for claim in claims if claim.job_id not in renewed]
-                still_ours = leases.standing(connection, missing) if missing else set()
-                # What has been settled since the list was read is missing, too; the child knows it no more.
-                lost = superseded + [claim for claim in missing if claim.job_id not in still_ours]
-                cancelled = leases.cancelled(connection, lost) if lost else set()
-            if not still_ours:
+                some_are_locked = self._tell_lost(connection, child, missing, superseded)
+            if not some_are_locked:
                 child.note_renewal(until)
-            if lost:
-                child.tell_lost([claim for claim in lost if claim.job_id not in cancelled])
-                child.tell_lost([claim for claim in lost if claim.job_id in cancelled], by_cancellation=True)
         self._renewed_at = time.monotonic()
         return self._interval()
 
@@ -223,10 +227,20 @@ class Upkeep(threading.Thread):
             if not claims:
                 continue
             with self._small_round() as connection:
-                still_ours = leases.standing(connection, claims)
-            if lost := superseded + [claim for claim in claims if claim.job_id not in still_ours]:
-                child.tell_lost(lost)
+                self._tell_lost(connection, child, claims, superseded)
         return float("inf")  # until the next word
+
+    def _tell_lost(
+        self, connection: Connection, child: ChildProcess, claims: list[Claim], superseded: list[Claim]
+    ) -> bool:
+        """Tell *child* which of *claims* do not hold any more, and that *superseded* do not; whether the others do."""
+        still_ours = leases.standing(connection, claims) if claims else set()
+        # What has been settled since the list was read is missing, too; the child knows it no more.
+        if lost := superseded + [claim for claim in claims if claim.job_id not in still_ours]:
+            cancelled = leases.cancelled(connection, lost)
+            child.tell_lost([claim for claim in lost if claim.job_id not in cancelled])
+            child.tell_lost([claim for claim in lost if claim.job_id in cancelled], by_cancellation=True)
+        return bool(still_ours)
 
     def _recover(self) -> float:
         if time.monotonic() - self._renewed_at > self._config.renewal_interval * 1.5:
@@ -267,11 +281,14 @@ class Upkeep(threading.Thread):
             started = {held.claim for held in death.held if held.started}
             jobs = leases.lock_owned(connection, death.owner, ())
             begun = [job for job in jobs if job.claim in started]
+            late = [job for job in begun if job.claim in death.overstayed]
+            others = [job for job in begun if job.claim not in death.overstayed]
             settle(connection, [Released(job.claim) for job in jobs if job.claim not in started])
-            if death.was_told_to_stop:
-                settle(connection, [Released(job.claim, started=True) for job in begun])
+            _end_as_timed_out(connection, late, self._config.constant_delay)
+            if death.is_ours:
+                settle(connection, [Released(job.claim, started=True) for job in others])
             else:
-                _end_as_crashed(connection, begun, death.cause, self._config.constant_delay)
+                _end_as_crashed(connection, others, death.cause, self._config.constant_delay)
             claims_left = fetch(connection, LEFT_SQL, {"owner": death.owner})[0][0]
         if jobs:
             logger.info(
@@ -321,6 +338,13 @@ def _newest(claims: list[Claim]) -> tuple[list[Claim], list[Claim]]:
     for claim in sorted(claims):
         newest[claim.job_id] = claim
     return list(newest.values()), [claim for claim in claims if newest[claim.job_id] != claim]
+
+
+def _end_as_timed_out(connection: Connection, jobs: list[leases.Running], constant_delay: float | None) -> None:
+    delays = [backoff.delay_after_loss(constant_delay, job.attempts) for job in jobs]
+    message = "The task ran for longer than its timeout, and ended only with its process."
+    for job in leases.recover(connection, jobs, delays, AttemptOutcome.TIMEOUT, class_path_of(TaskTimeout), message):
+        logger.warning("Job %s: its task could only be ended with its process; it is %s now.", job.id, job.status)
 
 
 def _end_as_crashed(

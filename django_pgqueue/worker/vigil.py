@@ -25,10 +25,15 @@ UNRESPONSIVE_SECONDS = 600.0
 
 
 class Verdict(NamedTuple):
-    """*why* a child has to be replaced, and whether it *can_hear* so: then it finishes its other jobs before."""
+    """
+    *why* a child has to be replaced, and whether it *can_hear* so: then it finishes its other jobs before.
+
+    *blames_tasks*: one of its tasks has brought it to this, nobody knows which, so for each it is a crash.
+    """
 
     why: str
-    can_hear: bool
+    can_hear: bool = False
+    blames_tasks: bool = False
 
 
 class Vigil:
@@ -59,7 +64,7 @@ class Vigil:
             if seconds > self._grace:
                 return Verdict(f"the task of job {claim.job_id} goes on {seconds:.0f} s after its time", can_hear)
         if can_hear and self._loop_silent > WEDGED_SECONDS:
-            return Verdict(f"its control loop has not turned for {self._loop_silent:.0f} s", False)
+            return Verdict(f"its control loop has not turned for {self._loop_silent:.0f} s")
         if self._breath_silent > UNRESPONSIVE_SECONDS:
-            return Verdict(f"it has given no sign of life for {self._breath_silent:.0f} s", False)
+            return Verdict(f"it has given no sign of life for {self._breath_silent:.0f} s", blames_tasks=True)
         return None

@@ -82,6 +82,12 @@ class Command(BaseCommand):
             metavar="N",
             help="Replace a child process after it has run this many jobs (default: never).",
         )
+        parser.add_argument(
+            "--max-memory",
+            type=_positive,
+            metavar="MB",
+            help="Replace a child process when it uses more than this many megabytes (default: never).",
+        )
         parser.add_argument("--burst", action="store_true", help="End when no job is due any more.")
         parser.add_argument(
             "--grace",
@@ -121,6 +127,7 @@ def _worker_config(options: dict[str, Any]) -> WorkerConfig:
         concurrency=options["concurrency"],
         processes=options["processes"],
         max_jobs=options["max_jobs"],
+        max_memory=options["max_memory"],
         burst=options["burst"],
         grace=options["grace"],
         lease=settled.lease_seconds,
