@@ -93,7 +93,7 @@ if "LOGGING_OF_A_PROJECT" in os.environ:
 
 # Options of the worker that a test starts.
 TASKS["default"]["OPTIONS"] = {
-    name: float(os.environ[name]) for name in ("LEASE_SECONDS", "POLL_SECONDS") if name in os.environ
+    name: float(os.environ[name]) for name in ("LEASE_SECONDS", "POLL_SECONDS", "BACKOFF") if name in os.environ
 }
 
 if os.environ.get("BREAK_CHILD") and sys.argv[0].endswith("entry.py"):

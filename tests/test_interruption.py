@@ -241,13 +241,13 @@ def test_a_coroutine_is_cancelled_and_one_that_has_ended_is_not():
         async def attempt():
             try:
                 await code.run(sleep())
-            except asyncio.CancelledError:
-                return code.reason
+            except TaskTimeout as timeout:
+                return type(timeout.__cause__)
 
         running = asyncio.create_task(attempt())
         await is_inside.wait()
         await asyncio.to_thread(code.interrupt, TaskTimeout)
-        assert await running is TaskTimeout
+        assert await running is asyncio.CancelledError
 
         over = AsyncCode(asyncio.get_running_loop())
         assert await over.run(asyncio.sleep(0, "value")) == "value"

@@ -2,17 +2,18 @@
 
 import os
 import re
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from signal import SIGKILL, SIGTERM, Signals
 from typing import Any
 
 from django.db import connections
 
-from .helpers import PATIENCE_SECONDS, second_connection, wait_until
+from .app.models import Mark
+from .helpers import PATIENCE_SECONDS, row, second_connection, wait_until
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -54,8 +55,16 @@ class RunningWorker:
         """The process id of the newest child."""
         return int(re.findall(r"Child (\d+) is ready", self.log)[-1])
 
-    def signal(self, number: signal.Signals) -> None:
+    def signal(self, number: Signals) -> None:
         self.process.send_signal(number)
+
+    def signal_child(self, number: Signals) -> None:
+        """Send a signal to the newest child alone."""
+        os.kill(self.child_pid, number)
+
+    def signal_all(self, number: Signals) -> None:
+        """Send a signal to the worker and its children at once."""
+        os.killpg(self.process.pid, number)
 
     def wait(self) -> int:
         """Wait for the worker's end and return its exit code."""
@@ -63,13 +72,13 @@ class RunningWorker:
 
     def stop(self) -> int:
         """SIGTERM, and wait."""
-        self.signal(signal.SIGTERM)
+        self.signal(SIGTERM)
         return self.wait()
 
     def kill_all(self) -> None:
         """Kill the whole tree at once, as a power cut does."""
         with suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
+            os.killpg(self.process.pid, SIGKILL)
         self.process.wait(PATIENCE_SECONDS)
         self._output.close()
 
@@ -89,3 +98,12 @@ class _Barrier:
 
     def release(self) -> None:
         self._cursor.execute("SELECT pg_advisory_unlock_all()")
+
+
+def wait_for_mark(note: str, count: int = 1) -> None:
+    """Wait until tasks have left the mark *note* so often."""
+    wait_until(lambda: Mark.objects.filter(note=note).count() >= count, f"mark {note!r}")
+
+
+def wait_for_status(job_id: int | str, status: str) -> None:
+    wait_until(lambda: row(int(job_id), "status") == (status,), f"job {job_id} to be {status}")

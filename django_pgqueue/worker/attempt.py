@@ -143,7 +143,7 @@ def _caught(
     if reason is TaskTimeout:
         timeout = TaskTimeout(f"The task ran for longer than its timeout of {getattr(task, 'timeout', '?')} s.")
         if isinstance(error, TaskTimeout):
-            timeout.__traceback__ = error.__traceback__
+            timeout.__traceback__, timeout.__cause__ = error.__traceback__, error.__cause__
         else:
             timeout.__cause__ = error
         ending = _ending(job, claim, timeout, rule, result)

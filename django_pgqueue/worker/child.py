@@ -106,6 +106,7 @@ class Child:
 
     def run(self) -> int:
         """Work until told to stop, or in burst mode until nothing is left; return the exit code."""
+        self._breathe()
         self._watchdog.start()
         self._slots.start()
         self._interrupter.start()

@@ -126,10 +126,15 @@ class AsyncCode:
         self._sent = 0
 
     async def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        """Return what *coroutine* returns, or raise what it raises: for a cancellation of ours, the reason."""
         self._task = asyncio.current_task()
         self._is_inside = True
         try:
             return await coroutine
+        except asyncio.CancelledError as cancelled:
+            if self.reason is None:
+                raise
+            raise self.reason from cancelled
         finally:
             self._is_inside = False
 
