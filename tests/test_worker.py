@@ -414,16 +414,18 @@ class TestCancelling:
             unwanted = wait_until_cancelled.enqueue("unwanted", 18)
             beside = mark_and_wait_for.enqueue("beside", 18)
             worker = start_worker(LEASE_SECONDS="600").wait_ready()
-            wait_for_mark("unwanted")
-            wait_for_mark("beside")
+            wait_until(lambda: waiting_for(18) == 2, "both tasks to wait")
             wait_until(a_worker_listens, "a worker to listen")
 
             assert Job.objects.get(pk=unwanted.id).cancel().running
 
             worker.wait_for_log(rf"Job {unwanted.id} was cancelled; its task is being ended")
+            # Nobody has let it go.
+            wait_until(lambda: waiting_for(18) == 1, "the cancelled task to end")
             lock.release()
             wait_for_status(int(beside.id), "done")
             assert worker.stop() == 0
+        assert "is lost" not in worker.log
         assert row(int(unwanted.id), "status", "claim_version") == ("cancelled", 2)
         [attempt] = JobAttempt.objects.all()
         assert (attempt.job_id, attempt.outcome) == (int(unwanted.id), "cancelled")
@@ -536,6 +538,15 @@ class TestStartingWrongly:
 
         assert worker.wait() == 1
         assert worker.log.count("giving up") == 1
+
+
+def waiting_for(key):
+    """Count the tasks that wait for the advisory lock *key*."""
+    with connections["default"].cursor() as cursor:
+        cursor.execute(
+            "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid = %s AND NOT granted", [key]
+        )
+        return cursor.fetchone()[0]
 
 
 def a_worker_listens():
