@@ -97,11 +97,16 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """*started*: whether the task had begun. Then the interruption is recorded, and refunded only so often."""
+    """
+    *started*: whether the task had begun. Then the interruption is recorded, and refunded only so often.
+
+    *reason*, if it is not empty, is what the job shows as its last error.
+    """
 
     claim: Claim
     delay_seconds: float = 0.0
     started: bool = False
+    reason: str = ""
 
 
 Outcome = Succeeded | Retried | Snoozed | Failed | Released

@@ -729,6 +729,12 @@ UNKNOWN_PATHS = {
 }
 
 
+@pytest.fixture
+def _nothing_was_warned_of(monkeypatch):
+    monkeypatch.setattr(attempt, "_unknown_tasks", set())
+
+
+@pytest.mark.usefixtures("_nothing_was_warned_of")
 @pytest.mark.parametrize("path", UNKNOWN_PATHS.values(), ids=UNKNOWN_PATHS.keys())
 def test_a_job_whose_task_is_not_known_here_waits_and_has_not_been_tried(path, caplog):
     job_id = enqueue(task_path=path, max_attempts=1)
@@ -737,11 +743,37 @@ def test_a_job_whose_task_is_not_known_here_waits_and_has_not_been_tried(path, c
 
     assert (ran.status, ran.attempts, ran.errors) == (READY, 0, [])
     assert row(job_id, "available_at")[0] - row(job_id, "claimed_at")[0] >= timedelta(seconds=30)
+    assert row(job_id, "last_error")[0].startswith("UnknownTask: ")
     assert not JobAttempt.objects.exists()
     [line] = [record for record in caplog.records if record.name == "django_pgqueue"]
     assert line.levelno == logging.WARNING
     assert f"Job {job_id} ({path})" in line.getMessage()
     assert "cannot be run here" in line.getMessage()
+
+
+@pytest.mark.usefixtures("_nothing_was_warned_of")
+def test_a_task_that_is_not_known_is_warned_of_once_and_not_for_each_of_its_jobs(caplog):
+    caplog.set_level(logging.DEBUG, "django_pgqueue")
+    for path in ("tests.app.tasks.deleted", "tests.app.tasks.renamed"):
+        for _ in range(3):
+            enqueue(task_path=path)
+
+    run_jobs()
+
+    lines = [record for record in caplog.records if "cannot be run here" in record.getMessage()]
+    assert sorted(line.levelname for line in lines) == ["DEBUG"] * 4 + ["WARNING"] * 2
+    warned = [line.task_path for line in lines if line.levelname == "WARNING"]
+    assert sorted(warned) == ["tests.app.tasks.deleted", "tests.app.tasks.renamed"]
+
+
+@pytest.mark.usefixtures("_nothing_was_warned_of")
+def test_of_very_many_unknown_tasks_only_so_many_are_warned_of(caplog):
+    for number in range(attempt.MAX_UNKNOWN_TASKS + 20):
+        enqueue(task_path=f"tests.app.tasks.generated_{number}")
+
+    run_jobs()
+
+    assert caplog.text.count("cannot be run here") == len(attempt._unknown_tasks) == attempt.MAX_UNKNOWN_TASKS
 
 
 def test_an_unknown_task_runs_once_a_worker_knows_it():
@@ -775,6 +807,7 @@ def module_that(monkeypatch, tmp_path):
     sys.modules.pop("tests.app.fresh", None)
 
 
+@pytest.mark.usefixtures("_nothing_was_warned_of")
 @pytest.mark.parametrize("code", ["1/0", "raise SystemExit(1)", "import nowhere", "def (", "def __getattr__(n): 1/0"])
 def test_a_module_that_cannot_be_imported_makes_its_tasks_unknown(module_that, code, caplog):
     enqueue(task_path=module_that(code))

@@ -330,6 +330,7 @@ def values_for(table, count):
         "tracebacks": ["traceback"] * count,
         "endings": ["timeout"] * count,
         "delay": 0.0,
+        "reason": "reason",
         "refunds": settling.MAX_REFUNDS,
         "error_class": "a.B",
         "message": "message",

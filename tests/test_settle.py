@@ -201,6 +201,19 @@ def test_a_release_may_ask_for_a_pause(settle_somehow):
     assert timedelta(seconds=590) < row(claim.job_id, "available_at")[0] - timezone.now() < timedelta(seconds=600)
 
 
+def test_a_release_may_say_why_the_job_waits_and_otherwise_leaves_what_was_said_before(settle_somehow):
+    claims = [a_claim() for _ in range(4)]
+    Job.objects.update(last_error="before")
+    reasons = ["", "not deployed here", "renamed", ""]
+
+    settlement = settle_somehow([Released(claim, 30.0, reason=why) for claim, why in zip(claims, reasons, strict=True)])
+
+    assert len(settlement.settled) == 4
+    said = [row(claim.job_id, "last_error")[0] for claim in claims]
+    assert said == ["before", "not deployed here", "renamed", "before"]
+    assert not JobAttempt.objects.exists()
+
+
 def test_a_release_lands_among_the_jobs_that_are_available_now(settle_somehow):
     """R25: behind what has waited meanwhile, not at the head again."""
     claim = a_claim()

@@ -124,6 +124,7 @@ WITH released AS (
            attempts = attempts - 1,
            started_at = CASE WHEN attempts > 1 THEN started_at END,
            available_at = GREATEST(available_at, clock_timestamp() + make_interval(secs => %(delay)s::float8)),
+           last_error = COALESCE(NULLIF(%(reason)s::text, ''), last_error),
            lease_until = NULL
      WHERE id = ANY(%(ids)s::bigint[])
        AND (id::text || ':' || claim_version || ':' || status) = ANY(%(fences)s::text[])
@@ -323,7 +324,7 @@ def _statements_for(outcomes: Sequence[Outcome]) -> list[tuple[Callable[[Connect
     calls += [(_snooze, part) for part in _slices([outcome for outcome in outcomes if isinstance(outcome, Snoozed)])]
     calls += [(_fail, part) for part in _slices([outcome for outcome in outcomes if isinstance(outcome, Failed)])]
     released = sorted((outcome for outcome in outcomes if isinstance(outcome, Released)), key=_release_group)
-    for (started, _), group in groupby(released, key=_release_group):
+    for (started, *_), group in groupby(released, key=_release_group):
         calls.append((_interrupt if started else _release, list(group)))
     return calls
 
@@ -342,8 +343,8 @@ def _slices(outcomes: list, size: Callable[[Any], int] = lambda outcome: 0) -> I
         yield part
 
 
-def _release_group(outcome: Released) -> tuple[bool, float]:
-    return outcome.started, outcome.delay_seconds
+def _release_group(outcome: Released) -> tuple[bool, float, str]:
+    return outcome.started, outcome.delay_seconds, outcome.reason
 
 
 def _succeed(connection: Connection, outcomes: list[Succeeded]) -> set[int]:
@@ -370,8 +371,13 @@ def _fail(connection: Connection, outcomes: list[Failed]) -> set[int]:
 
 
 def _release(connection: Connection, outcomes: list[Released]) -> set[int]:
-    delay = outcomes[0].delay_seconds
-    return _written(connection, RELEASE_SQL, {**_claims(outcomes), "delay": delay, "channel": CHANNEL})
+    parameters = {
+        **_claims(outcomes),
+        "delay": outcomes[0].delay_seconds,
+        "reason": outcomes[0].reason[:MAX_LAST_ERROR_CHARS],
+        "channel": CHANNEL,
+    }
+    return _written(connection, RELEASE_SQL, parameters)
 
 
 def _interrupt(connection: Connection, outcomes: list[Released]) -> set[int]:

@@ -38,6 +38,7 @@ from ..tasks import Context
 logger = logging.getLogger("django_pgqueue")
 
 UNKNOWN_TASK_DELAY_SECONDS = 30.0
+MAX_UNKNOWN_TASKS = 100  # that this process warns of, each once: its jobs come again and again
 MAX_SNOOZES = 1_000  # of one job since it was enqueued or requeued
 
 Call = Callable[[Task, tuple[Any, ...], dict[str, Any]], Any]
@@ -91,7 +92,8 @@ def run(
         task = registry.find(job.task_path)
     except registry.UnknownTask as error:
         # Another worker may know it already, or this one after the deploy: wait, and count nothing.
-        return Attempted(job, Released(claim, UNKNOWN_TASK_DELAY_SECONDS), None, error, 0.0)
+        waiting = Released(claim, UNKNOWN_TASK_DELAY_SECONDS, reason=ErrorRecord.of(error).summary)
+        return Attempted(job, waiting, None, error, 0.0)
     try:
         args, kwargs = payload.decode_call(job.args, job.kwargs)
     except ValueError as error:
@@ -200,13 +202,24 @@ def log(attempted: Attempted, written: Outcome) -> None:
         case Snoozed(delay_seconds=delay):
             logger.info("Job %s (%s) is snoozed for %.1f s.", job.id, job.task_path, delay, extra=extra)
         case Released(started=False, delay_seconds=delay) if attempted.error is not None:
-            logger.warning(
+            logger.log(
+                _level_of_unknown(job.task_path),
                 "Job %s (%s) cannot be run here and waits %.0f s for a worker that can: %s",
                 *(job.id, job.task_path, delay, attempted.error),
                 extra=extra,
             )
         case Released(started=True):
             logger.info("Job %s (%s) was interrupted and goes back to the queue.", job.id, job.task_path, extra=extra)
+
+
+_unknown_tasks: set[str] = set()  # those that were warned of
+
+
+def _level_of_unknown(task_path: str) -> int:
+    if task_path in _unknown_tasks or len(_unknown_tasks) >= MAX_UNKNOWN_TASKS:
+        return logging.DEBUG
+    _unknown_tasks.add(task_path)
+    return logging.WARNING
 
 
 def _sender(job: ClaimedJob) -> type | None:
