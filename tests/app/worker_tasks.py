@@ -1,6 +1,7 @@
 """Tasks that tests run in real workers. Locks stand for whatever takes time."""
 
 import asyncio
+import ctypes
 import multiprocessing
 import os
 import subprocess
@@ -87,6 +88,12 @@ async def async_exit_process(code):
 def end_process_at_once(code):
     """As C code may do it: nothing is cleaned up."""
     os._exit(code)
+
+
+@task(max_attempts=2)
+def segfault():
+    """As a defect in C code does it."""
+    ctypes.string_at(0)
 
 
 @task(max_attempts=2, backoff=0)

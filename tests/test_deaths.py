@@ -1,0 +1,52 @@
+"""What a process takes with it when it dies, and what it does not."""
+
+import pytest
+from django.db import transaction
+
+from django_pgqueue.models import Job, JobAttempt
+
+from .app.tasks import nothing
+from .app.worker_tasks import segfault
+from .helpers import make_due, row, wait_until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+QUICK = 200
+
+
+def test_a_job_whose_task_segfaults_is_a_dead_letter_after_its_attempts_and_costs_those_beside_it_none(start_worker):
+    """R12, R25: twice at the head of a batch; those behind it are put back as if they were never claimed."""
+    worker = start_worker("--concurrency", "1").wait_ready()
+    let_it_learn_that_jobs_are_short()
+
+    with transaction.atomic():
+        poison = int(segfault.using(priority=1).enqueue().id)
+        nothing.enqueue_many([[]] * QUICK)
+    wait_until(lambda: row(poison, "status", "attempts") == ("pending", 1), "the first death")
+    wait_until_others_are_done(poison)
+    with transaction.atomic():
+        make_due(poison)
+        nothing.enqueue_many([[]] * QUICK)
+    wait_until(lambda: row(poison, "status", "attempts") == ("failed", 2), "the second death")
+    wait_until_others_are_done(poison)
+
+    worker.wait_for_log(r"(SIGSEGV\): 1 jobs had started, [1-9]\d* go back untouched[\s\S]*){2}")
+    attempts = JobAttempt.objects.order_by("attempt")
+    assert [(each.job_id, each.attempt, each.outcome, each.counted) for each in attempts] == [
+        (poison, 1, "crashed", True),
+        (poison, 2, "crashed", True),
+    ]
+    assert all("SIGSEGV" in text for text in (attempts[0].message, attempts[1].message, row(poison, "last_error")[0]))
+    assert attempts[0].worker != attempts[1].worker
+    assert set(Job.objects.exclude(pk=poison).values_list("status", "attempts")) == {("done", 1)}
+    assert worker.stop() == 0
+
+
+def let_it_learn_that_jobs_are_short():
+    """Then it claims many at a time."""
+    nothing.enqueue_many([[]] * QUICK)
+    wait_until_others_are_done(0)
+
+
+def wait_until_others_are_done(job_id):
+    wait_until(lambda: not Job.objects.exclude(pk=job_id).exclude(status="done").exists(), "the others to be done")
