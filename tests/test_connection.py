@@ -1,5 +1,6 @@
 """A worker's session and its watchdog: nothing that the database is asked is waited for without a limit."""
 
+import threading
 import time
 
 import psycopg
@@ -10,6 +11,7 @@ from django_pgqueue.worker.connection import Session, _connect_seconds
 from django_pgqueue.worker.watchdog import Watchdog
 
 from .helpers import (
+    PATIENCE_SECONDS,
     InThread,
     enqueue,
     here,
@@ -28,7 +30,13 @@ pytestmark = pytest.mark.django_db(transaction=True)
 @pytest.fixture
 def proxy():
     with Proxy.to_database() as proxy:
-        yield proxy
+        too_late = threading.Timer(PATIENCE_SECONDS, proxy.reset)  # what is never broken off fails
+        too_late.start()
+        try:
+            yield proxy
+        finally:
+            too_late.cancel()
+            too_late.join()
 
 
 @pytest.fixture
@@ -162,19 +170,21 @@ class TestLimits:
         session.close()
 
     @pytest.mark.parametrize(
-        ("parameters", "seconds"),
+        ("parameters", "limit", "seconds"),
         [
-            ({"connect_timeout": 10}, 10),
-            ({"connect_timeout": "3"}, 3),
-            ({"connect_timeout": 0}, 10),
-            ({"connect_timeout": 60, "host": "one"}, 10),
-            ({"connect_timeout": 10, "host": "one,two"}, 5),
-            ({"connect_timeout": 10, "hostaddr": "10.0.0.1,10.0.0.2,10.0.0.3"}, 3),
-            ({"connect_timeout": 10, "host": ",".join("abcdefghijkl")}, 2),
+            ({"connect_timeout": 10}, 10.0, 10),
+            ({"connect_timeout": "3"}, 10.0, 3),
+            ({"connect_timeout": 0}, 10.0, 10),
+            ({"connect_timeout": 60, "host": "one"}, 10.0, 10),
+            ({"connect_timeout": 10, "host": "one,two"}, 10.0, 5),
+            ({"connect_timeout": 10, "hostaddr": "10.0.0.1,10.0.0.2,10.0.0.3"}, 10.0, 3),
+            ({"connect_timeout": 10, "host": ",".join("abcdefghijkl")}, 10.0, 2),
+            ({"connect_timeout": 10, "host": "one"}, 3.75, 3),
+            ({"connect_timeout": 10, "host": "one"}, 0.25, 2),
         ],
     )
-    def test_all_hosts_together_have_a_limit(self, parameters, seconds):
-        assert _connect_seconds(parameters) == seconds
+    def test_all_hosts_together_have_a_limit(self, parameters, limit, seconds):
+        assert _connect_seconds(parameters, limit) == seconds
 
 
 _SHOW_LIMITS = """

@@ -13,6 +13,7 @@ from typing import Any
 from django.db import connections
 
 from .app.models import Mark
+from .app.worker_tasks import write_after_reading
 from .helpers import PATIENCE_SECONDS, row, second_connection, wait_until
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -107,3 +108,28 @@ def wait_for_mark(note: str, count: int = 1) -> None:
 
 def wait_for_status(job_id: int | str, status: str) -> None:
     wait_until(lambda: row(int(job_id), "status") == (status,), f"job {job_id} to be {status}")
+
+
+class JobInHand:
+    """A job that runs now and needs no database, until it is told to finish."""
+
+    def __init__(self, folder: Path) -> None:
+        self._pipe = folder / "pipe"
+        self._effects = folder / "effects"
+        os.mkfifo(self._pipe)
+        self.id = int(write_after_reading.enqueue(str(self._pipe), str(self._effects)).id)
+        wait_until(lambda: row(self.id, "status") == ("running",), "a job in hand")
+
+    def finish(self) -> None:
+        pipe = wait_until(self._open, "the task to read")
+        os.write(pipe, b"done")
+        os.close(pipe)
+
+    def must_have_run_once(self) -> None:
+        assert self._effects.read_text() == "done\n"
+        assert row(self.id, "status", "attempts", "claim_version") == ("done", 1, 1)
+
+    def _open(self) -> int | None:
+        with suppress(OSError):  # nobody reads yet
+            return os.open(self._pipe, os.O_WRONLY | os.O_NONBLOCK)
+        return None

@@ -117,7 +117,7 @@ class Session:
     """
     One connection, opened when it is asked for and forgotten after an error. For one thread, but for `break_off`.
 
-    *limit_seconds* is how long the server may take for a statement of a round, if less than is usual.
+    *limit_seconds* is how long the server may take for a statement of a round, or to connect, if less than is usual.
     """
 
     def __init__(self, alias: str, application_name: str, limit_seconds: float = ROUND_LIMIT_SECONDS) -> None:
@@ -184,7 +184,7 @@ class Session:
         for django_only in ("context", "cursor_factory"):
             parameters.pop(django_only, None)
         parameters = {**_DEFAULTS, **parameters, "application_name": self._application_name}
-        parameters["connect_timeout"] = _connect_seconds(parameters)
+        parameters["connect_timeout"] = _connect_seconds(parameters, self.limit_seconds)
         parameters["prepare_threshold"] = None  # a round begins with several statements in one, which none can prepare
         connection = WatchedConnection.connect(**parameters, autocommit=True)
         self._connection = connection  # from here on it can be broken off
@@ -202,12 +202,12 @@ def _limits(seconds: float) -> dict[str, str]:
     return {"milliseconds": f"{seconds * 1000:.0f}", "idle_milliseconds": f"{idle_seconds * 1000:.0f}"}
 
 
-def _connect_seconds(parameters: dict[str, Any]) -> int:
+def _connect_seconds(parameters: dict[str, Any], limit_seconds: float) -> int:
     """For one host: what DATABASES says, but so that all hosts together stay within `LONGEST_CONNECT_SECONDS`."""
     hosts = str(parameters.get("hostaddr") or parameters.get("host") or os.environ.get("PGHOST", "")).count(",") + 1
-    share = max(LONGEST_CONNECT_SECONDS // (hosts * ADDRESSES_OF_A_HOST), SHORTEST_CONNECT_SECONDS)
-    wanted = int(parameters["connect_timeout"])
-    return min(wanted, share) if wanted > 0 else share  # 0: for ever
+    share = min(LONGEST_CONNECT_SECONDS / (hosts * ADDRESSES_OF_A_HOST), limit_seconds)
+    wanted = int(parameters["connect_timeout"])  # 0: for ever
+    return int(max(min(wanted or share, share), SHORTEST_CONNECT_SECONDS))
 
 
 class Outage:

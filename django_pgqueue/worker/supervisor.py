@@ -47,7 +47,7 @@ class Supervisor:
         self._upkeep = Upkeep(config, self._name, self._children)
         self._listener = Listener(config, self._wake_one, self._upkeep.check_claims)
         self._session = Session(config.database, f"pgqueue start {os.getpid()}")
-        self._watchdog = Watchdog([self._session, self._upkeep.session, self._listener.session])
+        self._watchdog = Watchdog([self._session, self._upkeep.session, *self._listener.sessions])
         self._places = [Place(config, self._upkeep.report) for _ in range(config.processes)]
 
     def run(self) -> int:
