@@ -56,7 +56,7 @@ def url(base: Path, dbname: str = "postgres", *, fast: bool = False) -> str:
     _held.append(_lock(base / "users.lock", fcntl.LOCK_SH))
     starting = _lock(base / "start.lock", fcntl.LOCK_EX)
     try:
-        programs = _programs(base, uid, gid)
+        programs = programs_for(base, uid, gid)
         major = _call(drop, programs / "postgres", "--version").split()[-1].split(".")[0]
         home = base / f"v{major}"  # a new major version gets a new, empty cluster
         sockets = home if PLAIN_PATH.fullmatch(str(home)) else Path(f"/tmp/embedded-pg-{uid}-{tag}")
@@ -79,7 +79,7 @@ def _directory(path: Path, mode: int, uid: int, gid: int) -> None:
         raise PermissionError(f"{path} belongs to someone else")
 
 
-def _programs(base: Path, uid: int, gid: int) -> Path:
+def programs_for(base: Path, uid: int, gid: int) -> Path:
     """The folder of the server's programs; for root a copy that *uid* can reach."""
     found = [(d, Path(s.origin).parent, folder) for d, p, folder in WHEELS if (s := find_spec(p)) and s.origin]
     if not found:

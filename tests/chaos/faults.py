@@ -1,0 +1,194 @@
+"""
+The faults. Each is a function that does it, and returns what it has done in words.
+
+What lasts for a while is put to an end later, while other faults happen: `Faults.later`.
+"""
+
+import random
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable
+
+from . import server
+from .fleet import Fleet, Worker
+from .kinds import LEASE_SECONDS
+from .server import Server
+
+TERMINATE_SQL = """
+SELECT pg_terminate_backend(pid)
+  FROM pg_stat_activity
+ WHERE backend_type = 'client backend'
+   AND application_name <> 'outside'
+   AND random() < %s
+"""
+
+LOCK_ROWS_SQL = """
+SELECT id FROM django_pgqueue_job WHERE status IN ('pending', 'running') AND random() < 0.3 FOR UPDATE SKIP LOCKED
+"""
+
+
+class Faults:
+    """Does one after the other, at random, and counts them by kind."""
+
+    def __init__(self, seed: int, server: Server, fleet: Fleet, say: Callable[[str], None]) -> None:
+        self._random = random.Random(f"{seed} faults")
+        self._server = server
+        self._fleet = fleet
+        self._say = say
+        self._later: list[tuple[float, str, Callable[[], object]]] = []
+        self.counts: Counter[str] = Counter()
+        self._choices = {
+            self._kill_child: 6,
+            self._kill_tree: 3,
+            self._kill_supervisor: 2,
+            self._stop_child: 4,
+            self._stop_tree: 3,
+            self._stop_supervisor: 2,
+            self._deploy: 3,
+            self._force: 1,
+            self._terminate_backends: 6,
+            self._restart_fast: 2,
+            self._restart_immediately: 2,
+            self._lock_rows: 3,
+            self._lock_table: 1,
+        }
+
+    def happen(self) -> None:
+        """Let one fault happen."""
+        [fault] = self._random.choices([*self._choices], [*self._choices.values()])
+        done = fault()
+        if done:
+            self.counts[fault.__name__.strip("_")] += 1
+            self._say(done)
+
+    def pass_time(self, until: float | None = None) -> None:
+        """Put an end to what has lasted long enough; to everything, without a moment *until* which."""
+        due = [entry for entry in self._later if until is None or entry[0] <= until]
+        for entry in due:
+            self._later.remove(entry)
+            _, words, end = entry
+            end()
+            self._say(words)
+
+    def _after(self, seconds: float, words: str, end: Callable[[], object]) -> None:
+        self._later.append((time.monotonic() + seconds, words, end))
+
+    # ---- workers
+
+    def _kill_child(self) -> str | None:
+        worker, pid = self._child()
+        if worker is None:
+            return None
+        worker.signal_child(pid, signal.SIGKILL)
+        return f"kill -9 of child {pid} of {worker}"
+
+    def _kill_tree(self) -> str | None:
+        worker = self._worker()
+        if worker is None:
+            return None
+        worker.is_ours_to_end = True
+        worker.signal_all(signal.SIGKILL)
+        return f"kill -9 of the whole tree of {worker}"
+
+    def _kill_supervisor(self) -> str | None:
+        worker = self._worker()
+        if worker is None:
+            return None
+        worker.is_ours_to_end = True
+        worker.signal_supervisor(signal.SIGKILL)
+        return f"kill -9 of the supervisor of {worker}"
+
+    def _stop_child(self) -> str | None:
+        worker, pid = self._child()
+        if worker is None:
+            return None
+        worker.signal_child(pid, signal.SIGSTOP)
+        self._after(
+            self._longer_than_a_lease(), f"child {pid} goes on", lambda: worker.signal_child(pid, signal.SIGCONT)
+        )
+        return f"child {pid} of {worker} is stopped"
+
+    def _stop_tree(self) -> str | None:
+        worker = self._worker()
+        if worker is None:
+            return None
+        worker.signal_all(signal.SIGSTOP)
+        self._after(self._longer_than_a_lease(), f"{worker} goes on", lambda: worker.signal_all(signal.SIGCONT))
+        return f"the whole tree of {worker} is stopped"
+
+    def _stop_supervisor(self) -> str | None:
+        worker = self._worker()
+        if worker is None:
+            return None
+        worker.signal_supervisor(signal.SIGSTOP)
+        self._after(
+            self._longer_than_a_lease(),
+            f"the supervisor of {worker} goes on",
+            lambda: worker.signal_supervisor(signal.SIGCONT),
+        )
+        return f"the supervisor of {worker} is stopped"
+
+    def _deploy(self) -> str | None:
+        worker = self._worker()
+        if worker is None:
+            return None
+        worker.is_ours_to_end = True
+        worker.signal_supervisor(signal.SIGTERM)
+        return f"deploy: SIGTERM to {worker}"
+
+    def _force(self) -> str | None:
+        worker = self._worker()
+        if worker is None:
+            return None
+        worker.is_ours_to_end = True
+        worker.signal_supervisor(signal.SIGTERM)
+        self._after(
+            self._random.uniform(0, 1), f"a second signal to {worker}", lambda: worker.signal_supervisor(signal.SIGINT)
+        )
+        return f"SIGTERM to {worker}, by someone without patience"
+
+    def _worker(self) -> Worker | None:
+        workers = [worker for worker in self._fleet.working if worker.is_ready and not worker.is_ours_to_end]
+        return self._random.choice(workers) if workers else None
+
+    def _child(self) -> tuple[Worker, int] | tuple[None, None]:
+        worker = self._worker()
+        children = worker.children if worker is not None else []
+        return (worker, self._random.choice(children)) if children else (None, None)
+
+    def _longer_than_a_lease(self) -> float:
+        return LEASE_SECONDS * self._random.uniform(1.2, 2.5)
+
+    # ---- the database
+
+    def _terminate_backends(self) -> str:
+        share = self._random.choice((0.1, 0.3, 1.0))
+        ended = len(self._server.fetch(TERMINATE_SQL, [share]))
+        return f"{ended} backends are terminated"
+
+    def _restart_fast(self) -> str:
+        return self._restart(server.FAST, "fast")
+
+    def _restart_immediately(self) -> str:
+        return self._restart(server.IMMEDIATE, "immediate")
+
+    def _restart(self, how: signal.Signals, name: str) -> str:
+        self._server.stop(how)
+        away = self._random.choice((0.0, 0.5, 3.0))
+        time.sleep(away)
+        self._server.start()
+        return f"the database was restarted ({name}), and away for {away:g} s"
+
+    def _lock_rows(self) -> str:
+        connection = self._server.connect()
+        connection.execute("BEGIN")
+        rows = len(connection.execute(LOCK_ROWS_SQL).fetchall())
+        self._after(self._random.uniform(0.5, 4), "the locked rows are let go", connection.close)
+        return f"{rows} rows are locked by someone else"
+
+    def _lock_table(self) -> str:
+        connection = self._server.connect()
+        connection.execute("BEGIN; LOCK TABLE django_pgqueue_job IN ACCESS EXCLUSIVE MODE")
+        self._after(self._random.uniform(1, LEASE_SECONDS), "the table is let go", connection.close)
+        return "the jobs' table is locked by someone else"
