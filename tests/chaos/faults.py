@@ -10,6 +10,8 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
+import psycopg
+
 from . import server
 from .fleet import Fleet, Worker
 from .kinds import LEASE_SECONDS
@@ -26,6 +28,8 @@ SELECT pg_terminate_backend(pid)
 LOCK_ROWS_SQL = """
 SELECT id FROM django_pgqueue_job WHERE status IN ('pending', 'running') AND random() < 0.3 FOR UPDATE SKIP LOCKED
 """
+
+LOCK_TABLE_SQL = "LOCK TABLE django_pgqueue_job IN ACCESS EXCLUSIVE MODE"
 
 
 class Faults:
@@ -180,15 +184,22 @@ class Faults:
         self._server.start()
         return f"the database was restarted ({name}), and away for {away:g} s"
 
-    def _lock_rows(self) -> str:
-        connection = self._server.connect()
-        connection.execute("BEGIN")
-        rows = len(connection.execute(LOCK_ROWS_SQL).fetchall())
-        self._after(self._random.uniform(0.5, 4), "the locked rows are let go", connection.close)
-        return f"{rows} rows are locked by someone else"
+    def _lock_rows(self) -> str | None:
+        rows = self._hold(LOCK_ROWS_SQL, self._random.uniform(0.5, 4), "the locked rows are let go")
+        return None if rows is None else f"{rows} rows are locked by someone else"
 
-    def _lock_table(self) -> str:
+    def _lock_table(self) -> str | None:
+        held = self._hold(LOCK_TABLE_SQL, self._random.uniform(1, LEASE_SECONDS), "the jobs' table is let go")
+        return None if held is None else "the jobs' table is locked by someone else"
+
+    def _hold(self, statement: str, seconds: float, words: str) -> int | None:
+        """Keep the locks that *statement* takes for a while; how many rows it found, ``None`` if it got none."""
         connection = self._server.connect()
-        connection.execute("BEGIN; LOCK TABLE django_pgqueue_job IN ACCESS EXCLUSIVE MODE")
-        self._after(self._random.uniform(1, LEASE_SECONDS), "the table is let go", connection.close)
-        return "the jobs' table is locked by someone else"
+        try:
+            connection.execute("BEGIN")
+            rows = connection.execute(statement).rowcount
+        except psycopg.errors.LockNotAvailable:
+            connection.close()
+            return None
+        self._after(seconds, words, connection.close)
+        return rows

@@ -79,8 +79,8 @@ class Server:
         self._process = None
 
     def connect(self) -> psycopg.Connection:
-        """A connection from outside, in autocommit."""
-        return psycopg.connect(self.outside, autocommit=True, connect_timeout=5)
+        """A connection from outside, in autocommit, that waits for no lock."""
+        return psycopg.connect(self.outside, autocommit=True, connect_timeout=5, options="-c lock_timeout=500ms")
 
     def fetch(self, statement: str, parameters: Any = None) -> list[tuple]:
         """Run one statement from outside and return its rows."""
