@@ -204,16 +204,25 @@ class JobAttempt(models.Model):
 
 
 class Worker(models.Model):
-    """A worker as it last reported itself, for people to look at. Nothing depends on these rows."""
+    """A worker as it last reported itself, for people and monitoring to look at. No job depends on these rows."""
 
     id = models.BigAutoField(_("id"), primary_key=True)
     name = models.CharField(_("name"), max_length=255)
     hostname = models.CharField(_("host"), max_length=255)
     process_id = models.IntegerField(_("process id"))
+    # What code asks about; NULL of a worker of an earlier release, which did not say.
+    backend = models.CharField(_("backend"), max_length=128, null=True, blank=True)  # noqa: DJ001
     queues = models.TextField(_("queues"))
+    serves = models.JSONField(_("served queues"), null=True, blank=True)
     concurrency = models.IntegerField(_("concurrency"), help_text=_("How many jobs it runs at the same time."))
     started_at = models.DateTimeField(_("started at"), db_default=ClockTimestamp())
     seen_at = models.DateTimeField(_("last seen at"), db_default=ClockTimestamp())
+    turned_at = models.DateTimeField(
+        _("last turn at"),
+        null=True,
+        blank=True,
+        help_text=_("When the slowest of its control loops last did its work with the database."),
+    )
 
     class Meta:
         db_table = "django_pgqueue_worker"

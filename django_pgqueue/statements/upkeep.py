@@ -48,9 +48,14 @@ DELETE FROM django_pgqueue_job WHERE id = ANY(ARRAY(SELECT id FROM old)) RETURNI
 """
 
 REPORT_WORKER_SQL = """
-INSERT INTO django_pgqueue_worker (name, hostname, process_id, queues, concurrency, started_at, seen_at)
-VALUES (%(name)s, %(hostname)s, %(process_id)s, %(queues)s, %(concurrency)s, clock_timestamp(), clock_timestamp())
-    ON CONFLICT (name) DO UPDATE SET seen_at = clock_timestamp()
+INSERT INTO django_pgqueue_worker (
+    name, hostname, process_id, backend, queues, serves, concurrency, started_at, seen_at, turned_at
+)
+VALUES (
+    %(name)s, %(hostname)s, %(process_id)s, %(backend)s, %(queues)s, %(serves)s::jsonb, %(concurrency)s,
+    clock_timestamp(), clock_timestamp(), clock_timestamp() - make_interval(secs => %(turned_for)s::float8)
+)
+    ON CONFLICT (name) DO UPDATE SET seen_at = EXCLUDED.seen_at, turned_at = EXCLUDED.turned_at
 RETURNING id
 """
 
@@ -78,18 +83,26 @@ def delete_done(connection: Connection, ids: Sequence[int]) -> int:
     return len(fetch(connection, DELETE_DONE_SQL, {"ids": list(ids)}))
 
 
-def report_worker(
-    connection: Connection, name: str, hostname: str, process_id: int, queues: str, concurrency: int
-) -> None:
-    """Write that worker *name* is there."""
-    parameters = {
-        "name": name,
-        "hostname": hostname,
-        "process_id": process_id,
-        "queues": queues,
-        "concurrency": concurrency,
-    }
-    fetch(connection, REPORT_WORKER_SQL, parameters)
+class WorkerReport(NamedTuple):
+    """
+    What a worker says of itself. *queues* are for people; *serves* is JSON, for code.
+
+    *turned_for* is how many seconds ago the slowest of its control loops last turned.
+    """
+
+    name: str
+    hostname: str
+    process_id: int
+    backend: str
+    queues: str
+    serves: str
+    concurrency: int
+    turned_for: float
+
+
+def report_worker(connection: Connection, report: WorkerReport) -> None:
+    """Write that a worker is there."""
+    fetch(connection, REPORT_WORKER_SQL, report._asdict())
 
 
 def forget_workers(connection: Connection, name: str, unseen_for: float) -> None:

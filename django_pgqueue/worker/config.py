@@ -30,6 +30,11 @@ class Queues:
     def served(self, bands: Iterable[Band]) -> list[Band]:
         return [band for band in bands if self.serves(band.queue_name)]
 
+    @classmethod
+    def of(cls, values: dict[str, list[str]]) -> "Queues":
+        """The inverse of ``asdict``, also where JSON has been between."""
+        return cls(tuple(values["named"]), tuple(values["excluded"]))
+
     def __str__(self) -> str:
         names = ", ".join(self.named) or "*"
         return f"{names} except {', '.join(self.excluded)}" if self.excluded else names
@@ -60,8 +65,7 @@ class WorkerConfig:
     @classmethod
     def from_json(cls, text: str) -> "WorkerConfig":
         values = json.loads(text)
-        queues = Queues(tuple(values["queues"]["named"]), tuple(values["queues"]["excluded"]))
-        return cls(**{**values, "queues": queues})
+        return cls(**{**values, "queues": Queues.of(values["queues"])})
 
     @property
     def slots(self) -> int:

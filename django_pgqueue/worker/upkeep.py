@@ -9,6 +9,7 @@ It does one small thing at a time, always the most urgent that is due. So neithe
 something that fails or is slow keeps leases from being renewed.
 """
 
+import json
 import logging
 import os
 import random
@@ -18,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import asdict
 from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
@@ -46,6 +48,7 @@ CONFLICT_PAUSE_SECONDS = 1.0
 CHECK_PAUSE_SECONDS = 0.1  # between two looks at the claims, however many jobs are cancelled
 FIRST_BURIAL_PAUSE_SECONDS = 0.1
 LONGEST_BURIAL_PAUSE_SECONDS = 5.0
+REPORT_SECONDS = 10.0  # at least as often; `health` counts on it
 FORGET_WORKERS_SECONDS = 24 * 3600.0
 
 # A dead process's last statement may still be running, and commit.
@@ -120,6 +123,7 @@ class Upkeep(threading.Thread):
         self._deaths: SimpleQueue[Death] = SimpleQueue()
         self._burials: list[Burial] = []
         self._renewed_at = time.monotonic()
+        self._turned_at = time.monotonic()  # the moment before the first child's first turn
         self._pruned_up_to = 0
         self._was_told_to_check = False
         self._checked_at = 0.0
@@ -301,11 +305,30 @@ class Upkeep(threading.Thread):
 
     def _report_worker(self) -> float:
         config = self._config
+        report = upkeep.WorkerReport(
+            name=self._worker_name,
+            hostname=socket.gethostname(),
+            process_id=os.getpid(),
+            backend=config.backend,
+            queues=str(config.queues),
+            serves=json.dumps(asdict(config.queues)),
+            concurrency=config.slots,
+            turned_for=time.monotonic() - self._last_turn(),
+        )
         with self._small_round() as connection:
-            upkeep.report_worker(
-                connection, self._worker_name, socket.gethostname(), os.getpid(), str(config.queues), config.slots
-            )
-        return self._interval()
+            upkeep.report_worker(connection, report)
+        return min(self._interval(), REPORT_SECONDS)
+
+    def _last_turn(self) -> float:
+        """
+        When the slowest control loop last turned and the database did what was asked, by the monotonic clock.
+
+        While a child is missing, or has not turned yet, the moment stands still.
+        """
+        turns = [child.vitals().worked for child in self._children()]
+        if len(turns) >= (1 if self._config.burst else self._config.processes):
+            self._turned_at = max(self._turned_at, min(turns))
+        return self._turned_at
 
     def _prune(self) -> float:
         if self._config.retention is None:
