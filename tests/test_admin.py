@@ -445,8 +445,9 @@ def test_times_without_a_zone_are_those_of_the_projects_zone(settings):
 
 
 def test_workers_are_listed_and_not_edited(admin):
+    moments = {"started_at": NOON, "seen_at": NOON, "turned_at": NOON - timedelta(seconds=7)}
     worker = Worker.objects.create(
-        name="host:42:1", hostname="host", process_id=42, queues="email", concurrency=4, started_at=NOON, seen_at=NOON
+        name="host:42:1", hostname="host", process_id=42, queues="email", concurrency=4, **moments
     )
     address = reverse("admin:django_pgqueue_worker_change", args=[worker.pk])
 
@@ -454,5 +455,5 @@ def test_workers_are_listed_and_not_edited(admin):
         page = text_of(admin.get("/admin/django_pgqueue/worker/"))
     responses = [admin.get(address), admin.post(address, {"name": "x"}), admin.get(f"{address}../delete/")]
 
-    assert cells_of(page) >= {"host", "email", "4", "03/01/2026 12:00:30 UTC"}
+    assert cells_of(page) >= {"host", "email", "4", "03/01/2026 12:00:30 UTC", "03/01/2026 12:00:23 UTC"}
     assert [response.status_code for response in responses] == [200, 403, 403]

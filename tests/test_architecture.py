@@ -15,7 +15,7 @@ MAX_LINES = 450
 
 # From the top to the bottom. A module may import from its own layer and from those below.
 LAYERS = [
-    ("backend", "admin", "checks", "testing", "apps", "management", "migrations"),
+    ("backend", "admin", "checks", "testing", "health", "apps", "management", "migrations"),
     ("worker",),
     ("results",),
     ("models", "managers"),

@@ -183,10 +183,10 @@ class JobAdmin(VerbsAdmin):
 
 @admin.register(Worker)
 class WorkerAdmin(ReadOnlyAdmin):
-    list_display = ("name", "hostname", "queues", "concurrency", "started", "seen")
+    list_display = ("name", "hostname", "queues", "concurrency", "started", "seen", "turned")
     ordering = ("name",)
-    fields = ("name", "hostname", "process_id", "queues", "concurrency", "started", "seen")
-    readonly_fields = ("started", "seen")
+    fields = ("name", "hostname", "process_id", "backend", "queues", "concurrency", "started", "seen", "turned")
+    readonly_fields = ("started", "seen", "turned")
 
     @admin.display(description=_("started at"), ordering="started_at")
     def started(self, worker: Worker) -> str:
@@ -195,3 +195,7 @@ class WorkerAdmin(ReadOnlyAdmin):
     @admin.display(description=_("last seen at"), ordering="seen_at")
     def seen(self, worker: Worker) -> str:
         return page.time_text(worker.seen_at)
+
+    @admin.display(description=_("last turn at"), ordering="turned_at")
+    def turned(self, worker: Worker) -> str | None:
+        return None if worker.turned_at is None else page.time_text(worker.turned_at)
