@@ -12,6 +12,7 @@ import threading
 import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import psycopg
 
@@ -42,8 +43,8 @@ def main() -> int:
         signal.signal(number, _leave)
     is_good = True
     try:
-        with _server(directory, options.postgres) as server:
-            verdict = _run(seed, options.minutes * 60, server, directory, report)
+        with _server(directory, options.postgres) as server, _proxy(server) as proxy:
+            verdict = _run(seed, options.minutes * 60, server, proxy, directory, report)
         is_good = verdict.is_good
     finally:
         if is_good:
@@ -66,11 +67,11 @@ def _leave(number: int, frame: object) -> None:
     raise SystemExit(128 + number)
 
 
-def _run(seed: int, seconds: float, server: Server, directory: Path, report: "Report") -> Verdict:
+def _run(seed: int, seconds: float, server: Server, proxy: Any, directory: Path, report: "Report") -> Verdict:
     ledger = Ledger()
     fleet = Fleet(WORKERS, directory)
     producers = [Producer(number, seed, ledger) for number in range(PRODUCERS)]
-    faults = Faults(seed, server, fleet, report.say)
+    faults = Faults(seed, server, proxy, fleet, report.say)
     try:
         fleet.tend()
         for producer in producers:
@@ -78,7 +79,7 @@ def _run(seed: int, seconds: float, server: Server, directory: Path, report: "Re
         began = time.monotonic()
         _chaos(seed, began + seconds, server, fleet, faults, producers, report)
         report.say("the faults are over")
-        faults.pass_time()
+        faults.end()
         _drain(server, fleet, producers, report)
         fleet.stop(GRACE_SECONDS + 30)
     finally:
@@ -157,6 +158,24 @@ def _server(directory: Path, programs: Path | None):
         yield server
     finally:
         server.stop()
+
+
+@contextmanager
+def _proxy(server: Server):
+    """The network between the server and everyone else here, but those outside."""
+    from django.db import connections
+
+    from tests.proxy import Proxy  # needs Django
+
+    proxy = Proxy(("127.0.0.1", server.port), "postgres", dbname="postgres")
+    try:
+        connections["default"].close()
+        connections["default"].settings_dict["PORT"] = str(proxy.port)  # for all threads
+        os.environ["CHAOS_PORT"] = str(proxy.port)  # for workers
+        yield proxy
+    finally:
+        connections.close_all()
+        proxy.close()
 
 
 class Report:

@@ -12,6 +12,7 @@ import uuid
 from typing import Any
 
 import psycopg
+from django.db import connection
 
 CREATE_SQL = """
 CREATE TABLE chaos_effect (
@@ -57,6 +58,12 @@ async def arecord(context: Any, kind: str, token: str) -> None:
             return
         except psycopg.OperationalError:
             await asyncio.sleep(PAUSE_SECONDS)
+
+
+def happen_with(context: Any, token: str) -> None:
+    """An effect in the transaction of the job itself, which is recorded by nobody else."""
+    with connection.cursor() as cursor:
+        cursor.execute("INSERT INTO chaos_once (token, job_id) VALUES (%s, %s)", [token, int(context.task_result.id)])
 
 
 def _values(context: Any, kind: str, token: str) -> dict[str, Any]:

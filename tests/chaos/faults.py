@@ -9,6 +9,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import psycopg
 
@@ -16,6 +17,9 @@ from . import server
 from .fleet import Fleet, Worker
 from .kinds import LEASE_SECONDS
 from .server import Server
+
+if TYPE_CHECKING:
+    from tests.proxy import Proxy  # which needs Django, once it is set up
 
 TERMINATE_SQL = """
 SELECT pg_terminate_backend(pid)
@@ -29,15 +33,26 @@ LOCK_ROWS_SQL = """
 SELECT id FROM django_pgqueue_job WHERE status IN ('pending', 'running') AND random() < 0.3 FOR UPDATE SKIP LOCKED
 """
 
+# Statements whose transaction's COMMIT is to be answered to nobody: claims, endings, effects, enqueues, anything.
+ANSWERS = (
+    r"SET status = 'running'",
+    r"SET status = 'done'",
+    r"UPDATE django_pgqueue_job",
+    r"INSERT INTO chaos_once",
+    r"INSERT INTO django_pgqueue_job",
+    r"SELECT|INSERT|UPDATE",
+)
+
 LOCK_TABLE_SQL = "LOCK TABLE django_pgqueue_job IN ACCESS EXCLUSIVE MODE"
 
 
 class Faults:
     """Does one after the other, at random, and counts them by kind."""
 
-    def __init__(self, seed: int, server: Server, fleet: Fleet, say: Callable[[str], None]) -> None:
+    def __init__(self, seed: int, server: Server, proxy: "Proxy", fleet: Fleet, say: Callable[[str], None]) -> None:
         self._random = random.Random(f"{seed} faults")
         self._server = server
+        self._proxy = proxy
         self._fleet = fleet
         self._say = say
         self._later: list[tuple[float, str, Callable[[], object]]] = []
@@ -56,6 +71,11 @@ class Faults:
             self._restart_immediately: 2,
             self._lock_rows: 3,
             self._lock_table: 1,
+            self._go_deaf: 3,
+            self._forget_connections: 3,
+            self._reset_connections: 2,
+            self._refuse_connections: 2,
+            self._lose_commit_answers: 6,
         }
 
     def happen(self) -> None:
@@ -66,9 +86,15 @@ class Faults:
             self.counts[fault.__name__.strip("_")] += 1
             self._say(done)
 
-    def pass_time(self, until: float | None = None) -> None:
-        """Put an end to what has lasted long enough; to everything, without a moment *until* which."""
-        due = [entry for entry in self._later if until is None or entry[0] <= until]
+    def end(self) -> None:
+        """Put an end to everything that lasts."""
+        self.pass_time(float("inf"))
+        self._proxy.forget_traps()
+        self._hear_again()
+
+    def pass_time(self, until: float) -> None:
+        """Put an end to what should not last beyond the moment *until*."""
+        due = [entry for entry in self._later if entry[0] <= until]
         for entry in due:
             self._later.remove(entry)
             _, words, end = entry
@@ -203,3 +229,40 @@ class Faults:
             return None
         self._after(seconds, words, connection.close)
         return rows
+
+    # ---- the network
+
+    def _go_deaf(self) -> str:
+        self._proxy.go_deaf()
+        self._after(self._longer_than_a_lease() / 2, "the network delivers again", self._hear_again)
+        return "the network swallows everything"
+
+    def _forget_connections(self) -> str:
+        self._proxy.go_deaf(new=False)
+        self._after(self._longer_than_a_lease(), "hosts hear that their connections are gone", self._proxy.release_deaf)
+        return "the network has forgotten all connections, and tells nobody"
+
+    def _hear_again(self) -> None:
+        self._proxy.forward()
+        self._proxy.release_deaf()
+
+    def _reset_connections(self) -> str:
+        self._proxy.reset()
+        return "all connections are reset"
+
+    def _refuse_connections(self) -> str:
+        self._proxy.refuse()
+        self._after(self._random.uniform(0.5, LEASE_SECONDS), "connections are taken again", self._proxy.forward)
+        return "all connections are reset, and new ones refused"
+
+    def _lose_commit_answers(self) -> str:
+        pattern = self._random.choice(ANSWERS)
+        silently = self._random.random() < 0.3
+        count = self._random.randint(1, 3)
+        for _ in range(count):
+            self._proxy.lose_commit_answer(pattern, silently=silently)
+        if silently:
+            self._after(
+                self._longer_than_a_lease(), "hosts hear that their connections are gone", self._proxy.release_deaf
+            )
+        return f"{count} COMMITs will get no answer{', nor an end' if silently else ''}: {pattern}"

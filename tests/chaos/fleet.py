@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 GRACE_SECONDS = 4.0
-FLAGS = ("--processes", "2", "--concurrency", "4", "--grace", str(GRACE_SECONDS), "--verbosity", "1")
+FLAGS = ("--processes", "2", "--concurrency", "4", "--grace", str(GRACE_SECONDS), "--max-jobs", "500")
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 

@@ -8,7 +8,7 @@ from django.db import connection
 from django_pgqueue import task
 
 from . import effects
-from .kinds import LEASE_SECONDS
+from .kinds import LEASE_SECONDS, child_of
 
 LONGER_THAN_A_LEASE = LEASE_SECONDS * 1.5
 
@@ -57,3 +57,48 @@ def slow(context, token):
 async def slow_in_the_loop(context, token):
     await asyncio.sleep(LONGER_THAN_A_LEASE)
     await effects.arecord(context, "slow_in_the_loop", token)
+
+
+@task(takes_context=True, timeout=2)
+def overdue(context, token):
+    while context.attempt == 1:
+        time.sleep(0.01)
+    effects.record(context, "overdue", token)
+
+
+@task(takes_context=True, timeout=2)
+def overdue_in_c(context, token):
+    if context.attempt == 1:
+        time.sleep(3_600)
+    effects.record(context, "overdue_in_c", token)
+
+
+@task(takes_context=True, timeout=2)
+async def overdue_in_the_loop(context, token):
+    if context.attempt == 1:
+        await asyncio.sleep(3_600)
+    await effects.arecord(context, "overdue_in_the_loop", token)
+
+
+@task(takes_context=True, atomic=True)
+def atomic(context, token):
+    effects.happen_with(context, token)
+
+
+@task(takes_context=True, atomic=True)
+def atomic_flaky(context, token):
+    effects.happen_with(context, token)
+    if context.attempt == 1:
+        raise Flaw(token)
+
+
+@task(takes_context=True, atomic=True)
+def atomic_slow(context, token):
+    effects.happen_with(context, token)
+    time.sleep(LONGER_THAN_A_LEASE)
+
+
+@task(takes_context=True, atomic=True)
+def atomic_parent(context, token):
+    effects.happen_with(context, token)
+    quick.enqueue(child_of(token))

@@ -3,7 +3,7 @@
 from collections import Counter, defaultdict
 from typing import Any
 
-from .kinds import KINDS
+from .kinds import KINDS, Kind, child_of
 from .producers import Fate, Ledger
 from .server import Server
 
@@ -26,10 +26,15 @@ class Verdict:
         runs = server.fetch(EFFECTS_SQL)
         self._effects = Counter(token for token, _, _ in runs)
         self._effects.update(token for (token,) in server.fetch(ONCE_EFFECTS_SQL))
-        enqueued = [token for token, entry in ledger.entries.items() if self._is_enqueued(token, entry.fate)]
-        rolled_back = [token for token in ledger.entries if token not in set(enqueued)]
-        for token in enqueued:
-            self._look_at(token, ledger.entries[token].kind)
+        entries = ledger.entries
+        enqueued = [token for token, entry in entries.items() if self._is_enqueued(token, entry.fate)]
+        rolled_back = [token for token in entries if token not in set(enqueued)]
+        for token in [*enqueued]:
+            kind = KINDS[entries[token].kind]
+            self._look_at(token, kind)
+            if kind.has_child and self._statuses(token) == ["done"]:
+                enqueued.append(child_of(token))
+                self._look_at(child_of(token), KINDS["quick"])
         for token in {*rolled_back, *self._jobs, *self._effects} - set(enqueued):
             if self._jobs[token] or self._effects[token]:
                 self._blame("rolled_back_effects", token, "was rolled back")
@@ -62,10 +67,13 @@ class Verdict:
     def _is_enqueued(self, token: str, fate: Fate) -> bool:
         return fate is Fate.COMMITTED or (fate is Fate.UNKNOWN and token in self._jobs)
 
-    def _look_at(self, token: str, name: str) -> None:
-        kind = KINDS[name]
+    def _statuses(self, token: str) -> list[str]:
+        return [status for _, status, _ in self._jobs[token]]
+
+    def _look_at(self, token: str, kind: Kind) -> None:
+        name = kind.task
         effects = self._effects[token]
-        statuses = [status for _, status, _ in self._jobs[token]]
+        statuses = self._statuses(token)
         if len(statuses) != 1:
             self._blame("lost", token, f"{name}, was committed and has {len(statuses)} rows")
         elif statuses[0] not in FINISHED:
