@@ -5,16 +5,18 @@ PYTHON = python3
 VENV = .venv
 PIP = $(VENV)/bin/python -m pip --disable-pip-version-check -qq
 MANAGE = $(VENV)/bin/python example_project/manage.py
+MINUTES = 1
 # What a bare machine lacks, or has no time for.
 FAST = not slow and not second_server and not pgbouncer and not browser
 
-.PHONY: help demo run test test-all lint screenshots
+.PHONY: help demo run test test-all chaos lint screenshots
 
 help:
 	@echo "make demo      place orders, run a worker, deliver mails, check them all"
 	@echo "make run       the example shop with one worker, on http://127.0.0.1:8000/"
 	@echo "make test      the tests that need nothing but Python"
 	@echo "make test-all  every test; some need PgBouncer, Chromium, a second server or time"
+	@echo "make chaos     a minute in which everything goes wrong; MINUTES=20 for more"
 	@echo "make lint      ruff and mypy"
 	@echo "make screenshots  the pictures in docs/images; needs Chromium"
 
@@ -29,6 +31,9 @@ test: $(VENV)/.test
 
 test-all: $(VENV)/.browser
 	@$(VENV)/bin/python -m pytest -m ""
+
+chaos: $(VENV)/.test
+	@$(VENV)/bin/python -m tests.chaos --minutes $(MINUTES)
 
 lint: $(VENV)/.lint
 	@$(VENV)/bin/python -m ruff check

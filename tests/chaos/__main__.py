@@ -41,16 +41,21 @@ def main() -> int:
     directory.chmod(0o755)  # the server may run as another user
     for number in (signal.SIGTERM, signal.SIGINT):  # also where a shell has told us to ignore it
         signal.signal(number, _leave)
-    is_good = True
+    is_of_interest = True
     try:
         with _server(directory, options.postgres) as server, _proxy(server) as proxy:
             verdict = _run(seed, options.minutes * 60, server, proxy, directory, report)
-        is_good = verdict.is_good
+        is_of_interest = not verdict.is_good
+    except SystemExit:  # told to leave
+        is_of_interest = False
+        raise
     finally:
-        if is_good:
-            shutil.rmtree(directory)
+        if is_of_interest:
+            print(f"The data and the logs of the server and the workers are in {directory}.", file=sys.stderr)
         else:
-            print(f"The logs of the server and the workers are in {directory}.", file=sys.stderr)
+            shutil.rmtree(directory)
+    if options.json and not verdict.is_good:
+        print(*report.lines, sep="\n", file=sys.stderr)
     for words in verdict.explanations():
         print(words, file=sys.stderr)
     if options.json:
@@ -180,12 +185,14 @@ def _proxy(server: Server):
 
 class Report:
     def __init__(self, silent: bool) -> None:
+        self.lines: list[str] = []
         self._silent = silent
         self._began = time.monotonic()
 
     def say(self, words: str) -> None:
+        self.lines.append(f"{time.monotonic() - self._began:7.1f} s  {words}")
         if not self._silent:
-            print(f"{time.monotonic() - self._began:7.1f} s  {words}", flush=True)
+            print(self.lines[-1], flush=True)
 
     def table(self, verdict: Verdict) -> None:
         for name, value in verdict.numbers.items():
