@@ -6,7 +6,8 @@ Everything that this package raises or records under a name of its own.
     ├── JobKeyHeld        a dead letter cannot be requeued: a live job has its key
     ├── WorkerCrashed     recorded: the process that ran the attempt died
     ├── ClaimExpired      recorded: the lease ran out and nobody renewed it
-    └── UnstorableResult  recorded: the task returned what the database cannot keep
+    ├── UnstorableResult  recorded: the task returned what the database cannot keep
+    └── TransactionEnded  recorded: an atomic task has ended its own transaction
 
     Interruption          raised in a running task that has to end; a BaseException
     ├── TaskTimeout       it has run for longer than its timeout
@@ -46,6 +47,10 @@ class ClaimExpired(PgQueueError):
 
 class UnstorableResult(PgQueueError):
     """The task returned a value that cannot be stored as JSON."""
+
+
+class TransactionEnded(PgQueueError):
+    """An atomic task has ended the transaction that it runs in, so that its effects and its end cannot be one."""
 
 
 class Interruption(BaseException):

@@ -7,8 +7,9 @@ Run jobs in a test, in the test's own transaction.
         self.assertEqual(receipt.status, TaskResultStatus.SUCCESSFUL)
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 from django.db import connections, transaction
@@ -16,7 +17,7 @@ from psycopg.pq import TransactionStatus
 
 from .backend import PgQueueBackend
 from .compat import Task, TaskResult, task_backends
-from .outcomes import Claim
+from .outcomes import Claim, Succeeded
 from .statements.claim import earlier_attempts, sweep
 from .worker import attempt
 
@@ -46,7 +47,13 @@ def run_jobs(
             chosen.jobs.release([Claim(job.id, job.claim_version)])
             raise RuntimeError(f"run_jobs() has run {limit} jobs and there are more. Do they enqueue each other?")
         earlier = earlier_attempts(connections[chosen.database], [job]).get(job.id, ())
-        attempted = attempt.run(job, chosen.settings.backoff, earlier, call=_call_in_savepoint)
+        attempted = attempt.run(
+            job,
+            chosen.settings.backoff,
+            earlier,
+            call=_call_in_savepoint,
+            atomically=partial(_in_transaction, chosen.database),
+        )
         settlement = chosen.jobs.settle([attempted.outcome])
         for written in settlement.settled:
             attempt.log(attempted, written)
@@ -60,6 +67,12 @@ def _names(queue_names: Sequence[str] | None, backend: PgQueueBackend) -> Sequen
     if queue_names is None and (foreign := backend.foreign_queues()):
         return sorted({band.queue_name for band in sweep(connections[backend.database])} - foreign)
     return queue_names
+
+
+def _in_transaction(database: str, perform: Callable[[], Succeeded]) -> Succeeded:
+    """As a worker runs an atomic task, but that its end is written afterwards: nothing can come between, here."""
+    with transaction.atomic(using=database):
+        return perform()
 
 
 def _call_in_savepoint(task: Task, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -13,8 +13,9 @@ import logging
 from collections.abc import Callable
 
 from django.db import connections, transaction
+from psycopg.pq import TransactionStatus
 
-from ..exceptions import ClaimLost
+from ..exceptions import ClaimLost, TransactionEnded
 from ..outcomes import Claim, Succeeded
 from ..statements import leases
 from ..statements.database import execute
@@ -24,10 +25,6 @@ logger = logging.getLogger("django_pgqueue")
 
 # Whoever holds the row longer than this costs the job an attempt: what it did is rolled back.
 LOCK_TIMEOUT_SQL = "SET LOCAL lock_timeout = '30s'"
-
-
-class TransactionEnded(RuntimeError):
-    """An atomic task has ended the transaction that it runs in, so that its effects and its ending cannot be one."""
 
 
 def atomically(
@@ -54,7 +51,7 @@ def atomically(
             _check(claim, leases.standing(connection, [claim]))
             outcome = perform()
             before_settling()
-            if not connection.connection.info.transaction_status.name == "INTRANS":
+            if connection.connection.info.transaction_status == TransactionStatus.IDLE:
                 raise TransactionEnded("An atomic task must not end its transaction by itself.")
             execute(connection, LOCK_TIMEOUT_SQL)
             _check(claim, {written.claim.job_id for written in settle(connection, [outcome]).settled})

@@ -125,3 +125,8 @@ def confirm_order_durably(number):
 @task
 def snooze(delay):
     raise Snooze(float("nan") if delay == "nan" else delay)
+
+
+@task(atomic=True)
+def act_atomically(name):
+    return ACTS[name]()
