@@ -383,8 +383,8 @@ def test_a_renewal_finds_its_rows_by_the_primary_key(table, count):
 
 def test_expired_leases_are_read_off_the_index_of_running_jobs(table):
     """R19: the longest ended first, no further than the clock or the limit."""
-    check(table, leases.EXPIRED_SQL, {"limit": 500}, job=[RUNNING], buffers=40 + 3 * 500)
-    for plan in table.plans(leases.EXPIRED_SQL, {"limit": 500}):
+    check(table, leases.EXPIRED_SQL, {"limit": 500, "patience": 0.0}, job=[RUNNING], buffers=40 + 3 * 500)
+    for plan in table.plans(leases.EXPIRED_SQL, {"limit": 500, "patience": 0.0}):
         [scan] = [node for node in plan.nodes if node.get("Index Name") == RUNNING]
         assert "lease_until" in scan["Index Cond"], plan
 

@@ -7,6 +7,7 @@ import time
 import psycopg
 import pytest
 
+from django_pgqueue.exceptions import ClaimLost
 from django_pgqueue.models import Job
 from django_pgqueue.outcomes import Claim, Succeeded
 from django_pgqueue.statements import claim as claiming
@@ -185,7 +186,7 @@ def test_a_burst_looks_again_after_a_job_whose_claim_was_lost(make_child):
     child._turn()
     [held] = child._held.values()
     here("UPDATE django_pgqueue_job SET claim_version = 7")
-    child._said_lost.put(held.claim)
+    child._said_lost.put((held.claim, ClaimLost))
     child._mark_lost()
     child._drained = True
     finish(child, held)

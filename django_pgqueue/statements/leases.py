@@ -44,12 +44,14 @@ SELECT id
    AND status || '' = 'cancelled'
 """
 
-# The condition is checked again under the row's lock, so a renewal that commits first wins.
+# The condition is checked again under the row's lock, so a renewal that commits first wins. While the server was
+# away nobody could renew: after its start, all owners first have a moment to come back.
 EXPIRED_SQL = """
 SELECT id, claim_version, attempts, max_attempts, task_path, claimed_by
   FROM django_pgqueue_job
  WHERE status = 'running'
    AND lease_until < (SELECT clock_timestamp())
+   AND (SELECT pg_postmaster_start_time() + make_interval(secs => %(patience)s::float8) < clock_timestamp())
  ORDER BY lease_until
  LIMIT %(limit)s
    FOR NO KEY UPDATE SKIP LOCKED
@@ -134,9 +136,14 @@ def cancelled(connection: Connection, claims: Sequence[Claim]) -> set[int]:
     return {job_id for (job_id,) in fetch(connection, CANCELLED_SQL, parameters)}
 
 
-def lock_expired(connection: Connection, limit: int) -> list[Running]:
-    """Lock up to *limit* running jobs whose lease has ended, the longest ended first."""
-    return [Running(*row) for row in fetch(connection, EXPIRED_SQL, {"limit": limit})]
+def lock_expired(connection: Connection, limit: int, patience_seconds: float = 0.0) -> list[Running]:
+    """
+    Lock up to *limit* running jobs whose lease has ended, the longest ended first.
+
+    None in the first *patience_seconds* after the start of the server.
+    """
+    parameters = {"limit": limit, "patience": patience_seconds}
+    return [Running(*row) for row in fetch(connection, EXPIRED_SQL, parameters)]
 
 
 def lock_owned(connection: Connection, owner: str, held: Iterable[int]) -> list[Running]:

@@ -34,11 +34,18 @@ from ..outcomes import (
 )
 from ..statements.claim import ClaimedJob, EarlierAttempt
 from ..tasks import Context
+from .interruption import chain_of
 
 logger = logging.getLogger("django_pgqueue")
 
 UNKNOWN_TASK_DELAY_SECONDS = 30.0
 MAX_UNKNOWN_TASKS = 100  # that this process warns of, each once: its jobs come again and again
+_INTERRUPTED = (
+    Interruption,
+    asyncio.CancelledError,
+    concurrent.futures.CancelledError,
+    psycopg.errors.QueryCanceled,
+)
 MAX_SNOOZES = 1_000  # of one job since it was enqueued or requeued
 
 Call = Callable[[Task, tuple[Any, ...], dict[str, Any]], Any]
@@ -156,10 +163,12 @@ def _caught(
 
 
 def _comes_from_interruption(error: BaseException) -> bool:
-    """Whether *error* is how an interruption shows itself: raised, cancelled, or a statement that was cancelled."""
-    if isinstance(error, Interruption | asyncio.CancelledError | concurrent.futures.CancelledError):
-        return True
-    return isinstance(error.__cause__ or error, psycopg.errors.QueryCanceled)
+    """
+    Whether *error* is how an interruption shows itself: raised, cancelled, or a statement that was cancelled.
+
+    Or an error that came of it, as when a transaction in the middle of a statement cannot be rolled back.
+    """
+    return any(isinstance(link, _INTERRUPTED) for link in chain_of(error))
 
 
 def announce(attempted: Attempted, written: Outcome) -> None:

@@ -17,7 +17,8 @@ import asyncio
 import ctypes
 import logging
 import threading
-from collections.abc import Callable, Coroutine
+import traceback
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import suppress
 from itertools import starmap
 from typing import Any
@@ -78,6 +79,10 @@ class SyncCode:
         if returned:
             return returned[0]
         assert error is not None
+        if self.reason is not None:
+            for link in chain_of(error):
+                # A connection that was just being opened would live as long as the frame that was about to know it.
+                traceback.clear_frames(link.__traceback__)
         try:
             raise error
         finally:
@@ -113,6 +118,16 @@ class SyncCode:
                     raw.cancel_safe(timeout=CANCEL_PATIENCE_SECONDS)
             except Exception as error:  # it has ended meanwhile, or the database is away
                 logger.debug("A statement could not be cancelled: %s", error)
+
+
+def chain_of(error: BaseException) -> Iterator[BaseException]:
+    """Yield *error* and what it came of: its cause, or what was being handled when it was raised, and so on."""
+    seen: set[int] = set()
+    link: BaseException | None = error
+    while link is not None and id(link) not in seen:
+        seen.add(id(link))
+        yield link
+        link = link.__context__ if link.__cause__ is None else link.__cause__
 
 
 class AsyncCode:

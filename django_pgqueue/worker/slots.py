@@ -10,7 +10,6 @@ import asyncio
 import logging
 import threading
 import time
-import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextvars import copy_context
@@ -174,13 +173,8 @@ class Slots:
             self.on_limit()
         if isinstance(job.code, AsyncCode):
             return self._async.run(job.code, task, args, kwargs)
-        try:
-            # The function itself, not through the task: no frame of ours is entered once it has returned.
-            return job.code.run(partial(task.func, *args, **kwargs))
-        except Interruption as error:
-            # A connection that it was just opening would live as long as the frame that was about to know it.
-            traceback.clear_frames(error.__traceback__)
-            raise
+        # The function itself, not through the task: no frame of ours is entered once it has returned.
+        return job.code.run(partial(task.func, *args, **kwargs))
 
     def _atomically(self, job: HeldJob, perform: Callable[[], Succeeded]) -> Succeeded:
         def note() -> None:

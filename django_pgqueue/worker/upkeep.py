@@ -41,6 +41,9 @@ from .process import ChildProcess
 logger = logging.getLogger("django_pgqueue")
 
 RECOVERY_ROWS = 500
+RECOVERY_PATIENCE_SECONDS = (
+    15.0  # after an outage: the longest pause between two tries to connect, twice, and a renewal
+)
 PRUNE_ROWS = 1_000
 SLICE_PAUSE_SECONDS = 0.2  # between two slices, for the jobs' sake
 PRUNE_PAUSE_SECONDS = 60.0  # after the whole table was walked
@@ -124,6 +127,8 @@ class Upkeep(threading.Thread):
         self._burials: list[Burial] = []
         self._renewed_at = time.monotonic()
         self._turned_at = time.monotonic()  # the moment before the first child's first turn
+        self._is_away = False
+        self._back_at = float("-inf")  # monotonic; when the last outage was over
         self._pruned_up_to = 0
         self._was_told_to_check = False
         self._checked_at = 0.0
@@ -180,6 +185,7 @@ class Upkeep(threading.Thread):
             if is_lock_conflict(error):
                 pause = min(CONFLICT_PAUSE_SECONDS, self._config.renewal_interval / 2)
             else:  # then nothing else can be done, either
+                self._is_away = True
                 self._session.close()
                 self._sleep(self._outage.failed(error))
                 return
@@ -200,6 +206,9 @@ class Upkeep(threading.Thread):
         with self._session.round(limit_seconds) as connection:
             yield connection
         self._outage.over()
+        if self._is_away:
+            self._is_away = False
+            self._back_at = time.monotonic()
 
     def _small_round(self) -> AbstractContextManager[Connection]:
         """A round of something that a renewal must not wait for."""
@@ -247,11 +256,14 @@ class Upkeep(threading.Thread):
         return bool(still_ours)
 
     def _recover(self) -> float:
+        patience = min(self._config.lease, RECOVERY_PATIENCE_SECONDS)
         if time.monotonic() - self._renewed_at > self._config.renewal_interval * 1.5:
             return SLICE_PAUSE_SECONDS  # after an outage, our own leases may have ended, and are renewed first
+        if (waited := time.monotonic() - self._back_at) < patience:
+            return patience - waited  # and so may those of other workers, which come back when they do
         with self._small_round() as connection:
             recovered = recover_lost(
-                connection, leases.lock_expired(connection, RECOVERY_ROWS), self._config.constant_delay
+                connection, leases.lock_expired(connection, RECOVERY_ROWS, patience), self._config.constant_delay
             )
         if recovered:
             failed = sum(job.status == "failed" for job in recovered)
