@@ -32,8 +32,8 @@ def start_worker(tmp_path):
 
     started = []
 
-    def start(*flags, **environment):
-        worker = RunningWorker(tmp_path / f"worker-{len(started)}.log", *flags, **environment)
+    def start(*flags, kind=RunningWorker, **environment):
+        worker = kind(tmp_path / f"worker-{len(started)}.log", *flags, **environment)
         started.append(worker)
         return worker
 

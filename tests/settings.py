@@ -2,10 +2,12 @@
 
 import os
 import sys
+import time
 from pathlib import Path
 
 import django
 import environ
+from django.core.checks import register
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "example_project"))  # for embedded_pg, also in the workers that tests start
@@ -98,3 +100,20 @@ TASKS["default"]["OPTIONS"] = {
 
 if os.environ.get("BREAK_CHILD") and sys.argv[0].endswith("entry.py"):
     os._exit(11)
+
+
+def _stand_still(*args, **kwargs):
+    """Say that we are here by a file, and wait until the test has removed it."""
+    place = Path(os.environ["STAND_STILL"])
+    place.touch()
+    while place.exists():
+        time.sleep(0.01)
+    return []
+
+
+# Where the start of a worker stands still: in Django's checks, or in the imports of its child.
+if "STAND_STILL" in os.environ:
+    if sys.argv[0].endswith("entry.py"):
+        _stand_still()
+    elif "STAND_STILL_IN_CHECKS" in os.environ:
+        register(_stand_still)

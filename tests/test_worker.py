@@ -3,7 +3,6 @@
 import os
 import re
 import signal
-from pathlib import Path
 
 import pytest
 from django.core.management import CommandError, call_command
@@ -28,7 +27,7 @@ from .app.worker_tasks import (
     wait_until_cancelled,
 )
 from .helpers import enqueue, expire_lease, make_due, row, second_connection, wait_until
-from .workers import barrier
+from .workers import barrier, is_alive
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -296,27 +295,6 @@ class TestStopping:
         assert row(int(result.id), "status", "attempts") == ("pending", 0)
         assert "was interrupted and goes back" in worker.log
 
-    def test_an_idle_worker_stops_at_once(self, start_worker):
-        worker = start_worker(POLL_SECONDS="600").wait_ready()
-
-        assert worker.stop() == 0
-
-        assert re.search(r"Stopping.*\n.*ends", worker.log)
-
-    def test_a_second_signal_ends_the_worker_whatever_runs(self, start_worker):
-        """Case B25"""
-        with barrier(13):
-            result = mark_and_wait_for.enqueue("stuck", 13)
-            worker = start_worker("--grace", "600").wait_ready()
-            wait_for_mark("stuck")
-            worker.signal(signal.SIGINT)
-            worker.wait_for_log("Stopping: no more")
-
-            worker.signal(signal.SIGINT)
-
-            assert worker.wait() == 3
-            assert row(int(result.id), "status") == ("pending",)
-
     def test_nothing_of_the_worker_is_left_behind(self, start_worker):
         worker = start_worker().wait_ready()
         child = worker.child_pid
@@ -332,7 +310,7 @@ class TestStopping:
 
         worker.signal(signal.SIGKILL)
 
-        wait_until(lambda: not _is_alive(child), "the child's end")
+        wait_until(lambda: not is_alive(child), "the child's end")
 
 
 class TestDying:
@@ -556,12 +534,3 @@ def a_worker_listens():
             " AND datname = current_database() AND query LIKE 'LISTEN%' AND state = 'idle'"
         )
         return cursor.fetchone()[0]
-
-
-def _is_alive(pid):
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    # A zombie that nobody has reaped yet is dead.
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"

@@ -22,12 +22,14 @@ ROOT = Path(__file__).resolve().parent.parent
 class RunningWorker:
     """One started worker. *log* is what it has printed so far."""
 
+    command: tuple[str, ...] = ()  # that starts it
+
     def __init__(self, log_file: Path, *flags: str, **environment: str) -> None:
         self.log_file = log_file
         database = connections["default"].settings_dict["NAME"]
         self._output = log_file.open("w")
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "django", "runworker", *flags],
+            [*self.command, sys.executable, "-m", "django", "runworker", *flags],
             cwd=ROOT,
             env={**os.environ, "DJANGO_SETTINGS_MODULE": "tests.settings", "TEST_DATABASE": database, **environment},
             stdin=subprocess.DEVNULL,
@@ -56,8 +58,16 @@ class RunningWorker:
         """The process id of the newest child."""
         return int(re.findall(r"Child (\d+) is ready", self.log)[-1])
 
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
     def signal(self, number: Signals) -> None:
-        self.process.send_signal(number)
+        os.kill(self.pid, number)
+
+    def children(self) -> list[int]:
+        """The process ids of its living children, and of dead ones that it has not buried."""
+        return children_of(self.pid)
 
     def signal_child(self, number: Signals) -> None:
         """Send a signal to the newest child alone."""
@@ -82,6 +92,33 @@ class RunningWorker:
             os.killpg(self.process.pid, SIGKILL)
         self.process.wait(PATIENCE_SECONDS)
         self._output.close()
+
+
+class FirstProcess(RunningWorker):
+    """A worker that is PID 1 of a namespace of its own, as in a container."""
+
+    # Whoever is not root becomes it, in a namespace of users.
+    as_root = () if os.geteuid() == 0 else ("--map-root-user",)
+    command = ("unshare", *as_root, "--pid", "--fork", "--kill-child", "--mount-proc")
+
+    @property
+    def pid(self) -> int:
+        """As it is seen from outside."""
+        [pid] = wait_until(lambda: children_of(self.process.pid), "the namespace's first process")
+        return pid
+
+
+def children_of(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    # A zombie that nobody has reaped yet is dead.
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
 
 
 @contextmanager

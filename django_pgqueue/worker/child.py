@@ -279,6 +279,9 @@ class Child:
         self._buffered_since = None
 
     def _hand_over(self, claimed: Sequence[claiming.ClaimedJob], earlier: dict[int, list]) -> None:
+        if self._stop_by is not None:  # it was told so while the claim was under way
+            self._unsettled += [Released(Claim(job.id, job.claim_version)) for job in claimed]
+            return
         for job in claimed:
             claim = Claim(job.id, job.claim_version)
             held = HeldJob(job, earlier.get(job.id, ()), self._holdings.add(claim), self._lease_ends)
@@ -414,6 +417,7 @@ class Child:
             match word["word"]:
                 case "stop":
                     self.stop(word["grace"])
+                    logger.debug("Told to stop within %g s.", word["grace"])
                 case "wake":
                     self.wake()
                 case "lost" | "cancelled" as kind:

@@ -72,6 +72,8 @@ class Place:
         self._is_stopping = True
         if self.child is not None:
             self.child.stop(grace)
+            if not self._has_started:
+                self.child.terminate()  # rather than when it has imported everything: nothing is claimed yet
 
     def kill(self) -> None:
         """End the child at once, and start no other."""

@@ -112,7 +112,11 @@ class ChildProcess:
         """Tell it to finish what runs, within *grace* seconds."""
         self.was_told_to_stop = True
         if not self._say_line({"word": "stop", "grace": grace}):
-            self._process.terminate()  # this will be there when it comes to itself
+            self.terminate()  # this will be there when it comes to itself
+
+    def terminate(self) -> None:
+        """The same by a signal, which reaches it wherever it is."""
+        self._process.terminate()
 
     def wake(self) -> None:
         """Tell it that there may be jobs."""

@@ -8,11 +8,8 @@ the database happens in `Upkeep` and `Listener`, so that a database that does no
 import logging
 import os
 import secrets
-import select
-import signal
 import socket
 import time
-from types import FrameType
 
 import psycopg
 
@@ -23,6 +20,7 @@ from .connection import Outage, Session
 from .listener import Listener
 from .place import KILL_AFTER_SECONDS, MAX_EARLY_DEATHS, Place
 from .process import ChildProcess
+from .signals import EXIT_FORCED, Signals, bury_orphans
 from .upkeep import Upkeep
 from .watchdog import Watchdog
 
@@ -33,16 +31,15 @@ BURIAL_PATIENCE_SECONDS = 5.0
 
 EXIT_OK = 0
 EXIT_CHILD_CANNOT_START = 1
-EXIT_FORCED = 3
 
 
 class Supervisor:
-    """Run one worker. Installs handlers for SIGTERM and SIGINT, so it belongs in the main thread."""
+    """Run one worker. *signals* may be watched already. Belongs in the main thread."""
 
-    def __init__(self, config: WorkerConfig) -> None:
+    def __init__(self, config: WorkerConfig, signals: Signals | None = None) -> None:
         self._config = config
         self._name = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"[:200]
-        self._signals = 0
+        self._signals = signals or Signals()
         self._stop_by: float | None = None
         self._upkeep = Upkeep(config, self._name, self._children)
         self._listener = Listener(config, self._wake_one, self._upkeep.check_claims)
@@ -52,7 +49,7 @@ class Supervisor:
 
     def run(self) -> int:
         """Work until told to stop, or in burst mode until nothing is left; return the process's exit code."""
-        self._watch_signals()
+        self._signals.watch()
         logger.info(
             "Worker %s starts: queues %s, %d slots in %d processes, database %r.",
             *(os.getpid(), self._config.queues, self._config.slots, self._config.processes, self._config.database),
@@ -73,40 +70,19 @@ class Supervisor:
         logger.info("Worker %s ends.", os.getpid())
         return code
 
-    # ---- signals
-
-    def _watch_signals(self) -> None:
-        # A signal wakes select(), whatever the main thread is about to do.
-        self._wake_reader, wake_writer = socket.socketpair()
-        self._wake_reader.setblocking(False)
-        wake_writer.setblocking(False)
-        self._wake_writer = wake_writer
-        signal.set_wakeup_fd(wake_writer.fileno(), warn_on_full_buffer=False)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._on_signal)
-        signal.signal(signal.SIGCHLD, lambda number, frame: None)  # only to wake
-
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self._signals += 1
-
-    def _sleep(self, seconds: float) -> None:
-        alarm = self._wake_reader.fileno()
-        voices = [child.voice for child in self._children()]
-        ready, _, _ = select.select([alarm, *voices], [], [], seconds)
-        if alarm in ready:
-            self._wake_reader.recv(4096)
-
     # ---- the children
 
     def _supervise(self) -> int:
+        self._signals.are_heeded = True
         while True:
-            if self._signals and self._stop_by is None:
+            if self._signals.count and self._stop_by is None:
                 self._begin_stop("Stopping: no more jobs are claimed, running ones have %g s.", self._config.grace)
-            if self._signals > 1:
+            if self._signals.count > 1:
                 return self._force()
             for place in self._places:
                 if place.look():
                     self._wake_one(but_not=place.child)
+            bury_orphans([child.pid for child in self._children()])
             if self._stop_by is None and any(place.gave_up for place in self._places):
                 self._begin_stop("A child died %d times before it could start; giving up.", MAX_EARLY_DEATHS)
             if all(place.is_over for place in self._places):
@@ -122,7 +98,7 @@ class Supervisor:
         return min(LOOK_SECONDS, max(min(restarts, default=float("inf")) - time.monotonic(), 0.0))
 
     def _begin_stop(self, reason: str, *values: float) -> None:
-        logger.log(logging.INFO if self._signals else logging.ERROR, reason, *values)
+        logger.log(logging.INFO if self._signals.count else logging.ERROR, reason, *values)
         self._stop_by = time.monotonic() + self._config.grace
         for place in self._places:
             place.stop(self._config.grace)
@@ -136,6 +112,9 @@ class Supervisor:
     def _kill_all(self) -> None:
         for place in self._places:
             place.kill()
+
+    def _sleep(self, seconds: float) -> None:
+        self._signals.sleep(seconds, [child.voice for child in self._children()])
 
     def _children(self) -> list[ChildProcess]:
         return [child for place in self._places if (child := place.child) is not None]
@@ -158,7 +137,7 @@ class Supervisor:
     def _wait_for_database(self) -> bool:
         """Return once the tables can be read; False if a signal came first."""
         outage = Outage(logging.WARNING)
-        while not self._signals:
+        while not self._signals.count:
             try:
                 with self._session.round() as connection:
                     claiming.sweep(connection, [])

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 from asgiref.sync import sync_to_async
@@ -197,6 +198,20 @@ def fork_and_terminate():
 def break_control_loop():
     """Whatever a defect in ours may do: the next turn of the child's loop raises."""
     sys.modules["__main__"].Child._turn = None
+
+
+@task
+def be_stuck(note):
+    """In C code, where nothing can interrupt it."""
+    Mark.objects.create(note=note)
+    time.sleep(3_600)
+
+
+@task
+def leave_orphans(count, directory):
+    """Start processes that outlive the process that started them, and say so by a file each."""
+    script = 'for number in $(seq "$1"); do (sleep 0.01; : > "$2/$number") & done'
+    subprocess.run(["sh", "-c", script, "orphans", str(count), directory], check=True)
 
 
 @task

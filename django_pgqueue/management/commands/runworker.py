@@ -14,6 +14,7 @@ from ...compat import task_backends
 from ...conf import has_settings_module
 from ...worker.config import Queues, WorkerConfig
 from ...worker.logs import configure_logging
+from ...worker.signals import Signals
 from ...worker.supervisor import Supervisor
 
 EXAMPLES = """
@@ -34,6 +35,14 @@ LOG_LEVELS = {0: logging.WARNING, 1: logging.INFO}
 class Command(BaseCommand):
     help = "Run background jobs until told to stop."
     requires_migrations_checks = False  # the worker waits for migrate by itself
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._signals = Signals()
+
+    def run_from_argv(self, argv: list[str]) -> None:
+        self._signals.watch()  # before Django's checks
+        super().run_from_argv(argv)
 
     def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
         parser = super().create_parser(prog_name, subcommand, epilog=EXAMPLES, **kwargs)
@@ -101,7 +110,7 @@ class Command(BaseCommand):
         config = _worker_config(options)
         configure_logging(config.log_level)
         connections.close_all()  # of the checks; this process uses its own
-        if code := Supervisor(config).run():
+        if code := Supervisor(config, self._signals).run():
             raise SystemExit(code)
 
 
