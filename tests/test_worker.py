@@ -13,6 +13,7 @@ from django_pgqueue.models import Job, JobAttempt, Worker
 
 from .app.models import Mark
 from .app.worker_tasks import (
+    added_since,
     async_leave_mark,
     async_mark_and_sleep,
     enqueue_another,
@@ -383,6 +384,26 @@ class TestDying:
             wait_for_mark("robbed cancelled")
             assert worker.stop() == 0
         assert row(int(result.id), "status", "claim_version", "claimed_by") == ("running", 7, "another worker")
+
+
+class TestDeploying:
+    def test_jobs_that_a_worker_of_before_does_not_know_wait_for_one_that_does(self, start_worker):
+        """Case B151, R12: they say why, cost no attempt, and are warned of once."""
+        before = start_worker(BEFORE_THE_DEPLOY="1").wait_ready()
+        added_since.enqueue_many([[f"{number}"] for number in range(20)])
+        reason = "UnknownTask: 'tests.app.worker_tasks.added_since' is not a task there."
+        wait_until(lambda: Job.objects.filter(last_error=reason).count() == 20, "all to have been met")
+        assert set(Job.objects.values_list("status", "attempts")) == {("pending", 0)}
+
+        since = start_worker().wait_ready()
+        assert before.stop() == 0
+        Job.objects.filter(status="pending").update(available_at=timezone.now())
+        wait_until(lambda: Job.objects.filter(status="done").count() == 20, "all to be done")
+
+        assert set(Job.objects.values_list("status", "attempts")) == {("done", 1)}
+        assert Mark.objects.count() == 20 == Mark.objects.values("note").distinct().count()
+        assert before.log.count("cannot be run here") == 1
+        assert since.stop() == 0
 
 
 class TestCancelling:
