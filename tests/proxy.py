@@ -58,7 +58,8 @@ class Proxy:
 
     def __init__(self, server: tuple[str, int] | str, user: str = "", password: str = "", dbname: str = "") -> None:
         self._server = server
-        self._user, self._password, self._dbname = user, password, dbname
+        self.user = user
+        self._password, self._dbname = password, dbname
         self._lock = threading.Lock()
         self._links: list[_Link] = []
         self._threads: list[threading.Thread] = []
@@ -87,7 +88,7 @@ class Proxy:
     @property
     def url(self) -> str:
         """The database's URL through this proxy."""
-        credentials = quote(self._user, safe="") + (f":{quote(self._password, safe='')}" if self._password else "")
+        credentials = quote(self.user, safe="") + (f":{quote(self._password, safe='')}" if self._password else "")
         return f"postgres://{credentials}@127.0.0.1:{self.port}/{self._dbname}"
 
     @contextmanager

@@ -1,5 +1,6 @@
 """Real workers: ``runworker`` in a process of its own, on the database of the test."""
 
+import json
 import os
 import re
 import subprocess
@@ -12,9 +13,11 @@ from typing import Any
 
 from django.db import connections
 
+from django_pgqueue.models import Job
+
 from .app.models import Mark
 from .app.worker_tasks import write_after_reading
-from .helpers import PATIENCE_SECONDS, row, second_connection, wait_until
+from .helpers import PATIENCE_SECONDS, new_job, row, second_connection, wait_until
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -28,6 +31,8 @@ class RunningWorker:
         self.log_file = log_file
         database = connections["default"].settings_dict["NAME"]
         self._output = log_file.open("w")
+        if pooled := os.environ.get("WORKER_DATABASE_URL"):  # the whole suite's workers go through a pooler
+            environment = {"DATABASE_URL": pooled, **environment}
         self.process = subprocess.Popen(
             [*self.command, sys.executable, "-m", "django", "runworker", *flags],
             cwd=ROOT,
@@ -148,14 +153,19 @@ def wait_for_status(job_id: int | str, status: str) -> None:
 
 
 class JobInHand:
-    """A job that runs now and needs no database, until it is told to finish."""
+    """A job, in the database *using*, that runs now and needs no database until it is told to finish."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, using: str = "default") -> None:
         self._pipe = folder / "pipe"
         self._effects = folder / "effects"
+        self._using = using
+        for path in (self._pipe, self._effects):
+            path.unlink(missing_ok=True)
         os.mkfifo(self._pipe)
-        self.id = int(write_after_reading.enqueue(str(self._pipe), str(self._effects)).id)
-        wait_until(lambda: row(self.id, "status") == ("running",), "a job in hand")
+        args = json.dumps([str(self._pipe), str(self._effects)])
+        job = new_job(task_path=write_after_reading.module_path, args=args)
+        self.id = Job.objects.db_manager(using).enqueue(job).id
+        wait_until(lambda: self._row().status == "running", "a job in hand")
 
     def finish(self) -> None:
         pipe = wait_until(self._open, "the task to read")
@@ -164,7 +174,11 @@ class JobInHand:
 
     def must_have_run_once(self) -> None:
         assert self._effects.read_text() == "done\n"
-        assert row(self.id, "status", "attempts", "claim_version") == ("done", 1, 1)
+        job = self._row()
+        assert (job.status, job.attempts, job.claim_version) == ("done", 1, 1)
+
+    def _row(self) -> Job:
+        return Job.objects.using(self._using).get(pk=self.id)
 
     def _open(self) -> int | None:
         with suppress(OSError):  # nobody reads yet

@@ -113,7 +113,7 @@ class Listener(threading.Thread):
             self._has_warned = True
             logger.warning(
                 "Notifications do not arrive: there seems to be a pooler in transaction mode before database %r. "
-                "Jobs are found by polling, every %g s, and running ones hear late that they are cancelled. Let the worker "
+                "Jobs are found by polling, every %g s, and running ones hear late of a cancellation. Let the worker "
                 "connect directly, or through a pool in session mode, and both happen at once.",
                 *(self._config.database, self._config.poll),
             )
