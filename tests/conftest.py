@@ -3,6 +3,35 @@ import os
 import pytest
 
 
+def pytest_addoption(parser) -> None:
+    parser.addoption(
+        "--through-pgbouncer",
+        action="store_true",
+        help="let the workers that tests start connect through PgBouncer in transaction mode",
+    )
+
+
+def pytest_collection_modifyitems(config, items) -> None:
+    if config.getoption("--through-pgbouncer"):
+        direct = [item for item in items if item.get_closest_marker("direct")]
+        items[:] = [item for item in items if item not in direct]
+        config.hook.pytest_deselected(items=direct)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _pooler(request):
+    if not request.config.getoption("--through-pgbouncer"):
+        yield
+        return
+    from .pooler import pgbouncer
+
+    request.getfixturevalue("django_db_setup")  # the sessions that it keeps must end before the database does
+    with pgbouncer("transaction") as url:
+        os.environ["WORKER_DATABASE_URL"] = url
+        yield
+        del os.environ["WORKER_DATABASE_URL"]
+
+
 @pytest.fixture(autouse=True)
 def _no_thread_is_left():
     """Every thread has an owner that joins it."""

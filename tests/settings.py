@@ -81,6 +81,8 @@ except ImportError:  # Django 5.2: the backport has the same backends
 if "CONN_MAX_AGE" in os.environ:
     DATABASES["default"]["CONN_MAX_AGE"] = int(os.environ["CONN_MAX_AGE"])
 DATABASES["default"]["CONN_HEALTH_CHECKS"] = "CONN_HEALTH_CHECKS" in os.environ
+if "SERVER_SIDE_BINDING" in os.environ:
+    DATABASES["default"].setdefault("OPTIONS", {})["server_side_binding"] = True
 if "POOL" in os.environ:
     DATABASES["default"].setdefault("OPTIONS", {})["pool"] = {"min_size": 1, "max_size": 4}
 DEBUG = "DEBUG" in os.environ
