@@ -174,6 +174,14 @@ def report_settings(context):
 
 
 @task
+def report_connection():
+    """Return the processes at both ends of this task's connection."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_backend_pid()")
+        return [os.getpid(), cursor.fetchone()[0]]
+
+
+@task
 def make_queries(count):
     for _ in range(count):
         with connection.cursor() as cursor:
