@@ -53,6 +53,7 @@ class TestRunning:
         assert row(int(result.id), "attempts", "claim_version", "lease_until") == (1, 1, None)
         assert not JobAttempt.objects.exists()
 
+    @pytest.mark.direct("hears of the job by a notification")
     def test_a_notification_wakes_an_idle_worker_long_before_it_polls(self, start_worker):
         """R31"""
         start_worker(POLL_SECONDS="600").wait_ready()
@@ -78,6 +79,7 @@ class TestRunning:
 
         wait_for_mark("quiet", 2)
 
+    @pytest.mark.direct("hears of the job by a notification")
     def test_a_worker_wakes_up_for_a_job_that_becomes_due(self, start_worker):
         """R03, R31"""
         start_worker(POLL_SECONDS="600").wait_ready()
@@ -165,7 +167,7 @@ class TestRunning:
         assert [worker.wait() for worker in workers] == [0, 0]
         assert Mark.objects.count() == 400 == Mark.objects.values("note").distinct().count()
         assert set(Job.objects.values_list("status", "attempts", "claim_version")) == {("done", 1, 1)}
-        assert all("WARNING" not in worker.log for worker in workers)
+        assert [worker.warnings for worker in workers] == [[], []]
 
     @pytest.mark.slow
     def test_two_workers_run_20_000_jobs_exactly_once_each_and_have_nothing_to_warn_of(self, start_worker):
@@ -407,6 +409,7 @@ class TestDeploying:
 
 
 class TestCancelling:
+    @pytest.mark.direct("hears of the cancellation by a notification")
     def test_a_worker_hears_at_once_that_a_job_it_runs_was_cancelled(self, start_worker):
         """R26: it would renew the lease a few minutes later."""
         with barrier(18) as lock:
@@ -450,6 +453,7 @@ class TestDatabase:
         assert worker.child_pid == child
         assert worker.stop() == 0
 
+    @pytest.mark.direct("tells its sessions apart in the server")
     def test_an_outcome_in_hand_is_written_after_the_connection_came_back(self, start_worker):
         """R16"""
         with barrier(17) as lock:

@@ -22,6 +22,11 @@ from .helpers import PATIENCE_SECONDS, new_job, row, second_connection, wait_unt
 ROOT = Path(__file__).resolve().parent.parent
 
 
+def _pooled_url() -> str | None:
+    """With --through-pgbouncer, where workers find the database."""
+    return os.environ.get("WORKER_DATABASE_URL")
+
+
 class RunningWorker:
     """One started worker. *log* is what it has printed so far."""
 
@@ -31,7 +36,7 @@ class RunningWorker:
         self.log_file = log_file
         database = connections["default"].settings_dict["NAME"]
         self._output = log_file.open("w")
-        if pooled := os.environ.get("WORKER_DATABASE_URL"):  # the whole suite's workers go through a pooler
+        if pooled := _pooled_url():
             environment = {"DATABASE_URL": pooled, **environment}
         self.process = subprocess.Popen(
             [*self.command, sys.executable, "-m", "django", "runworker", *flags],
@@ -46,6 +51,12 @@ class RunningWorker:
     @property
     def log(self) -> str:
         return self.log_file.read_text(errors="replace")
+
+    @property
+    def warnings(self) -> list[str]:
+        """The lines that warn, but for the one about a pooler that the suite has chosen."""
+        lines = (line for line in self.log.splitlines() if "WARNING" in line)
+        return [line for line in lines if "Notifications do not arrive" not in line or not _pooled_url()]
 
     def wait_ready(self) -> "RunningWorker":
         self.wait_for_log(r"Child \d+ is ready")
