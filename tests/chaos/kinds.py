@@ -27,7 +27,7 @@ class Kind(NamedTuple):
 KINDS = {
     kind.task: kind
     for kind in (
-        Kind("quick", 34),
+        Kind("quick", 32),
         Kind("query", 14),  # looks at the database by Django's own connection, too
         Kind("in_the_loop", 12),  # async
         Kind("flaky", 8),  # fails a few times before
@@ -39,7 +39,7 @@ KINDS = {
         Kind("overdue_in_the_loop", 1.5),
         Kind("atomic", 12, is_once=True),
         Kind("atomic_flaky", 4, is_once=True),  # fails after its effect, the first time
-        Kind("atomic_slow", 1, is_once=True),
+        Kind("atomic_slow", 3, is_once=True),
         Kind("atomic_parent", 4, is_once=True, has_child=True),
     )
 }
