@@ -221,7 +221,7 @@ seconds = st.sampled_from([0, 0, 0, 10, 100])
 lease_seconds = st.sampled_from([10, 100])
 places = st.integers(0, 5)
 specifications = st.tuples(queues, st.sampled_from([0, 5]), keys, st.sampled_from([0, 0, -10, 10]), st.integers(1, 3))
-kinds = st.sampled_from(["succeed", "result", "retry", "snooze", "fail", "release", "interrupt"])
+kinds = st.sampled_from(["succeed", "result", "retry", "snooze", "fail", "release", "interrupt", "interrupt"])
 locks = st.sampled_from(["UPDATE", "NO KEY UPDATE", "SHARE", "KEY SHARE"])
 
 
@@ -315,10 +315,10 @@ class QueueMachine(RuleBasedStateMachine):
                 self.handed_inside.append(handed)
 
     @precondition(lambda self: self.owners)
-    @rule(actor=actors, chosen=st.lists(places, min_size=1, max_size=4), lease=lease_seconds)
-    def renew(self, actor, chosen, lease):
+    @rule(actor=actors, chosen=st.lists(places, min_size=1, max_size=4), late=st.booleans(), lease=lease_seconds)
+    def renew(self, actor, chosen, late, lease):
         side = self.side(actor)
-        claims = self.claims_at(chosen)
+        claims = (late and self.late_claims()) or self.claims_at(chosen)
         standing = leases.standing(self.world.actors[actor].connection, claims)
 
         renewed = self.world.actors[actor].renew(claims, lease)
@@ -330,6 +330,12 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(actor=actors, kind=kinds, delay=seconds)
     def settle_one(self, actor, kind, delay):
         self.settle(actor, [(0, kind, delay)])
+
+    @precondition(lambda self: self.late_claims())
+    @rule(actor=actors, kind=kinds, delay=seconds)
+    def settle_late(self, actor, kind, delay):
+        """By a worker whose job runs elsewhere by now."""
+        self.settle_on(actor, [self.outcome(actor, kind, claim, delay) for claim in self.late_claims()])
 
     @precondition(lambda self: self.owners)
     @rule(actor=actors, chosen=st.lists(st.tuples(places, kinds, seconds), min_size=1, max_size=4))
@@ -532,6 +538,16 @@ class QueueMachine(RuleBasedStateMachine):
 
         order = sorted(self.owners, key=place)
         return [order[number % len(order)] for number in chosen]
+
+    def late_claims(self):
+        """For each running job the last claim before the one that holds, if there was one."""
+        rows = {**self.model.inside().rows(), **self.model.outside().rows()}
+        late = {}
+        for claim in sorted(self.owners):
+            row = rows.get(claim.job_id)
+            if row is not None and row.status == "running" and claim.version < row.version:
+                late[claim.job_id] = claim
+        return list(late.values())
 
     def outcome(self, actor, kind, claim, delay):
         row = self.side(actor).get(claim.job_id)
