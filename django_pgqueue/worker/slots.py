@@ -134,6 +134,9 @@ class Slots:
             self._running[number] = job
             job.attempted = self._attempt(job)
             del self._running[number]
+            # The task has ended in time, however long it takes to settle it: the database may be away.
+            job.deadline = float("inf")
+            self.holdings.limit(job.place, 0.0)
             is_sound = not isinstance(job.code, SyncCode) or job.code.reason is None
             if not is_sound:
                 self._start(number)
