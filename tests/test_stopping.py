@@ -3,7 +3,6 @@
 import os
 import signal
 import subprocess
-from contextlib import contextmanager
 
 import pytest
 from django.db import transaction
@@ -12,8 +11,8 @@ from django_pgqueue.models import Job, JobAttempt, Worker
 
 from .app.models import Mark
 from .app.worker_tasks import be_stuck, leave_mark, leave_orphans, mark_and_wait_for
-from .helpers import here, job_trigger, row, wait_until
-from .workers import FirstProcess, RunningWorker, barrier, is_alive
+from .helpers import job_trigger, row, wait_until
+from .workers import FirstProcess, RunningWorker, a_child_is_in, a_place_to_wait_at, barrier, is_alive
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -120,7 +119,7 @@ class TestClaiming:
         with a_place_to_wait_at(21) as lock, job_trigger(wait, at_commit=True):
             jobs = leave_mark.enqueue_many([[f"{number}"] for number in range(3)])
             worker = start_worker("-v", "2").wait_ready()
-            wait_until(_a_child_commits, "the claim to be in its COMMIT")
+            wait_until(lambda: a_child_is_in("COMMIT"), "the claim to be in its COMMIT")
 
             worker.signal(signal.SIGTERM)
             worker.wait_for_log("Told to stop")
@@ -225,24 +224,3 @@ class TestExitCodes:
 
         assert unknown_queue.process.wait(90) == 1
         assert no_number.process.wait(90) == 2
-
-
-@contextmanager
-def a_place_to_wait_at(key):
-    """`pgqueue_test_is_held()` answers, without waiting itself, whether the advisory lock *key* is held."""
-    here(
-        "CREATE FUNCTION pgqueue_test_is_held() RETURNS bool LANGUAGE sql VOLATILE AS"
-        f" $$SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND objid = {key})$$"
-    )
-    try:
-        with barrier(key) as lock:
-            yield lock
-    finally:
-        here("DROP FUNCTION pgqueue_test_is_held()")
-
-
-def _a_child_commits():
-    return here(
-        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
-        " AND application_name LIKE 'pgqueue child%' AND query = 'COMMIT' AND state = 'active'"
-    )[0][0]

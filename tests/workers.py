@@ -17,7 +17,7 @@ from django_pgqueue.models import Job
 
 from .app.models import Mark
 from .app.worker_tasks import write_after_reading
-from .helpers import PATIENCE_SECONDS, new_job, row, second_connection, wait_until
+from .helpers import PATIENCE_SECONDS, here, new_job, row, second_connection, wait_until
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -195,3 +195,27 @@ class JobInHand:
         with suppress(OSError):  # nobody reads yet
             return os.open(self._pipe, os.O_WRONLY | os.O_NONBLOCK)
         return None
+
+
+@contextmanager
+def a_place_to_wait_at(key: int) -> Iterator[_Barrier]:
+    """`pgqueue_test_is_held()` answers, without waiting itself, whether the advisory lock *key* is held."""
+    here(
+        "CREATE FUNCTION pgqueue_test_is_held() RETURNS bool LANGUAGE sql VOLATILE AS"
+        f" $$SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND objid = {key})$$"
+    )
+    try:
+        with barrier(key) as lock:
+            yield lock
+    finally:
+        here("DROP FUNCTION pgqueue_test_is_held()")
+
+
+def a_child_is_in(statement: str) -> bool:
+    """Whether the server works on a *statement* of a child's control loop that begins so."""
+    return bool(
+        here(
+            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND state = 'active'"
+            f" AND application_name LIKE 'pgqueue child%' AND ltrim(query, E'\\n') LIKE '{statement}%'"
+        )[0][0]
+    )

@@ -14,8 +14,13 @@ from django.db import connection, transaction
 from django.utils import timezone, translation
 
 from django_pgqueue import Retry, task
+from django_pgqueue.compat import task_started
 
 from .models import Mark
+
+if "HOLD_BEFORE_START" in os.environ:
+    # Between the claim's COMMIT and the first line of the task.
+    task_started.connect(lambda **kwargs: _wait_for(int(os.environ["HOLD_BEFORE_START"])), weak=False)
 
 
 @task
@@ -75,6 +80,12 @@ def fail_once(context, note):
 @task(max_attempts=1)
 def fail(message):
     raise ValueError(message)
+
+
+@task(atomic=True)
+def atomic_mark_and_wait_for(note, key):
+    Mark.objects.create(note=note)
+    _wait_for(key)
 
 
 @task(max_attempts=50, backoff=0)

@@ -1,0 +1,126 @@
+"""
+A worker killed with all its children at each point of a job's way: its row in the end, and the count of its effects.
+
+R16, R17, R20, R22, R27; B01, B05.
+"""
+
+import pytest
+
+from django_pgqueue.models import Job, JobAttempt
+
+from .app.models import Mark
+from .app.worker_tasks import atomic_mark_and_wait_for, leave_mark, mark_and_wait_for
+from .helpers import here, job_trigger, row, wait_until
+from .workers import a_child_is_in, a_place_to_wait_at, barrier, wait_for_mark, wait_for_status
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+SHORT = {"LEASE_SECONDS": "2", "BACKOFF": "0"}
+
+
+def wait_while_becoming(status):
+    return f"WHILE NEW.status = '{status}' AND pgqueue_test_is_held() LOOP PERFORM pg_sleep(0.01); END LOOP;"
+
+
+def outcomes():
+    return list(JobAttempt.objects.values_list("outcome", flat=True))
+
+
+def count_effects(note):
+    return Mark.objects.filter(note=note).count()
+
+
+def test_killed_before_its_claim_commits(start_worker):
+    """The row was never anyone's; the next worker runs it as if nothing had been."""
+    with a_place_to_wait_at(71) as lock, job_trigger(wait_while_becoming("running")):
+        job = leave_mark.enqueue("effect")
+        killed = start_worker(**SHORT).wait_ready()
+        wait_until(lambda: a_child_is_in("WITH moment"), "the claim to be under way")
+
+        killed.kill_all()
+        lock.release()
+
+        start_worker(**SHORT)
+        wait_for_status(job.id, "done")
+    assert row(int(job.id), "attempts", "claim_version") == (1, 1)
+    assert (count_effects("effect"), outcomes()) == (1, [])
+
+
+def test_killed_after_its_claim_and_before_the_task_begins(start_worker):
+    """When a whole worker dies nobody can tell whether a task had begun: the attempt counts."""
+    with barrier(72):
+        job = leave_mark.enqueue("effect")
+        killed = start_worker(**SHORT, HOLD_BEFORE_START="72").wait_ready()
+        wait_until(lambda: count_waiting() == 1, "the job to be about to begin")
+
+        killed.kill_all()
+
+    start_worker(**SHORT)
+    wait_for_status(job.id, "done")
+    assert row(int(job.id), "attempts", "claim_version") == (2, 3)
+    assert (count_effects("effect"), outcomes()) == (1, ["lost"])
+
+
+def test_killed_after_the_effect_and_before_the_end_is_written(start_worker):
+    """At least once: here it is twice."""
+    with barrier(73):
+        job = mark_and_wait_for.enqueue("effect", 73)
+        killed = start_worker(**SHORT).wait_ready()
+        wait_for_mark("effect")
+
+        killed.kill_all()
+
+    start_worker(**SHORT)
+    wait_for_status(job.id, "done")
+    assert row(int(job.id), "attempts", "claim_version") == (2, 3)
+    assert (count_effects("effect"), outcomes()) == (2, ["lost"])
+
+
+def test_killed_after_the_effect_of_an_atomic_task_and_before_its_commit(start_worker):
+    """R17: exactly once."""
+    with barrier(74):
+        job = atomic_mark_and_wait_for.enqueue("effect", 74)
+        killed = start_worker(**SHORT).wait_ready()
+        wait_until(lambda: count_waiting() == 1, "the effect to be there, uncommitted")
+
+        killed.kill_all()
+
+    start_worker(**SHORT)
+    wait_for_status(job.id, "done")
+    assert row(int(job.id), "attempts", "claim_version") == (2, 3)
+    assert (count_effects("effect"), outcomes()) == (1, ["lost"])
+
+
+@pytest.mark.parametrize("is_atomic", [False, True], ids=["by the control loop", "with the effects of an atomic task"])
+def test_killed_after_the_end_is_written_and_before_the_answer(start_worker, is_atomic):
+    """R16: what the server commits without anyone to tell is done, and nothing runs again."""
+    with a_place_to_wait_at(75) as lock, job_trigger(wait_while_becoming("done"), at_commit=True):
+        job = atomic_mark_and_wait_for.enqueue("effect", 76) if is_atomic else leave_mark.enqueue("effect")
+        killed = start_worker(**SHORT).wait_ready()
+        wait_until(lambda: count_commits() == 1, "the end to be in its COMMIT")
+
+        killed.kill_all()
+        lock.release()
+
+        wait_for_status(job.id, "done")
+        start_worker(**SHORT).wait_ready()
+        after = leave_mark.enqueue("after")
+        wait_for_status(after.id, "done")
+    assert row(int(job.id), "status", "attempts", "claim_version") == ("done", 1, 1)
+    assert (count_effects("effect"), outcomes()) == (1, [])
+    assert Job.objects.count() == 2
+
+
+def count_waiting():
+    """How many tasks, or receivers, wait for an advisory lock."""
+    return here(
+        "SELECT count(*) FROM pg_locks JOIN pg_database AS db ON db.oid = database"
+        " WHERE locktype = 'advisory' AND NOT granted AND datname = current_database()"
+    )[0][0]
+
+
+def count_commits():
+    return here(
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND state = 'active'"
+        " AND query ILIKE 'COMMIT%' AND pid <> pg_backend_pid()"
+    )[0][0]
