@@ -239,16 +239,17 @@ class JobManager(models.Manager.from_queryset(JobQuerySet)):  # type: ignore[mis
         """
         Do *verb* to one exact job; it is skipped if its status is not one that the verb takes.
 
-        Raises `JobBusy` at once when another transaction holds the row, and `JobKeyHeld` when a live job
-        has the key of a job to be requeued. The caller's transaction stays usable.
+        Raises `JobBusy` at once when another transaction holds the row, or after half a second when one holds
+        the table, and `JobKeyHeld` when a live job has the key of a job to be requeued. The caller's transaction
+        stays usable.
         """
         try:
-            with self._atomic():
+            # NOWAIT is about rows: a table that is locked, as by a migration, would be waited for.
+            with self._atomic(), _bounded_waits(self._connection):
                 if people.lock_one(self._connection, job_id) not in verb.takes:
                     return Changed(changed=0, busy=0, skipped=1)
-                with _bounded_waits(self._connection):
-                    if done := verb.change(self._connection, [job_id]):
-                        return Changed(changed=1, busy=0, skipped=0, running=sum(done.values()))
+                if done := verb.change(self._connection, [job_id]):
+                    return Changed(changed=1, busy=0, skipped=0, running=sum(done.values()))
         except OperationalError as error:
             if is_lock_conflict(error):
                 raise JobBusy(f"Job {job_id} is held by another transaction at this moment. Try again.") from error

@@ -15,8 +15,9 @@ from typing import NamedTuple
 
 import psycopg
 import pytest
-from django.db import OperationalError
+from django.db import OperationalError, transaction
 
+from django_pgqueue import JobBusy
 from django_pgqueue.managers import recover_lost
 from django_pgqueue.models import Job
 from django_pgqueue.outcomes import Claim, ErrorRecord, Failed, Released, Retried, Snoozed, Succeeded
@@ -332,7 +333,9 @@ READERS = {
     "left of an owner": lambda connection: fetch(connection, LEFT_SQL, {"owner": "worker"}),
     "left out": lambda connection: people.left_out(connection, [1], people.HOLD.takes),
     "lock one": lambda connection: people.lock_one(connection, 1),
-    "report worker": lambda connection: upkeep.report_worker(connection, "w", "host", 1, "*", 1),
+    "report worker": lambda connection: upkeep.report_worker(
+        connection, upkeep.WorkerReport("w", "host", 1, "default", "*", "{}", 1, 0.0)
+    ),
     "forget workers": lambda connection: upkeep.forget_workers(connection, "w", 60.0),
     "enqueue": lambda connection: enqueueing.insert_job(connection, new_job()),
 }
@@ -372,6 +375,24 @@ def test_nothing_waits_for_a_locked_table_longer_than_a_round_may_and_all_works_
             calls[name](session)
         for name in sorted(VERBS, key=lambda name: name in ("claim", "recover", "bury", "prune")):
             assert calls[name](session), name
+
+
+def test_a_person_who_changes_one_job_is_told_that_it_is_busy_while_its_table_is_locked():
+    """R13: NOWAIT is about rows alone; the caller's own limit, here of 45 s, comes back afterwards."""
+    job = Job.objects.get(pk=jobs_in("pending", 1)[0].job_id)
+    with second_connection() as migration, transaction.atomic():
+        limit = here("SHOW lock_timeout")
+        sql(migration, "BEGIN")
+        sql(migration, "LOCK TABLE django_pgqueue_job IN ACCESS EXCLUSIVE MODE")
+        with pytest.raises(JobBusy):
+            job.hold()
+        still_locked = here("SELECT count(*) FROM pg_locks WHERE mode = 'AccessExclusiveLock' AND granted")
+        sql(migration, "ROLLBACK")
+
+        assert job.hold()
+        assert not job.hold()
+        assert here("SHOW lock_timeout") == limit
+    assert still_locked != [(0,)]
 
 
 def answer_of(attempt):
