@@ -7,6 +7,7 @@ What single verbs do in single races stands in the tests of those verbs; here no
 
 import random
 import re
+import threading
 from collections.abc import Callable
 from contextlib import contextmanager
 from inspect import getmembers
@@ -273,7 +274,7 @@ def test_a_settle_that_is_the_victim_of_a_deadlock_settles_what_it_can():
 def test_workers_go_on_beside_people_who_lock_many_rows_in_any_order():
     """R14, R18, R24, B136: nothing but what is_lock_conflict knows reaches a worker's loop, and every job gets done."""
     ids = enqueue_jobs(24)
-    rounds = range(12)
+    rounds, failed = range(12), threading.Event()
     touch = "UPDATE django_pgqueue_job SET last_error = 'seen' WHERE id = %s"
     touch_many = (
         "UPDATE django_pgqueue_job SET last_error = 'seen' WHERE id = ANY(ARRAY("
@@ -292,10 +293,17 @@ def test_workers_go_on_beside_people_who_lock_many_rows_in_any_order():
                 sql(connection, "COMMIT")
 
     def be_a_worker(seed):
+        try:
+            work(seed)
+        except BaseException:
+            failed.set()  # or the others would wait for its jobs
+            raise
+
+    def work(seed):
         choose = random.Random(seed).choice
         with worker_session() as session, short_patience(session):
             held, outcomes = set(), []
-            while Job.objects.exclude(status="done").exists():
+            while not failed.is_set() and Job.objects.exclude(status="done").exists():
                 try:
                     with session.round() as connection:
                         settlement = settle(connection, outcomes)
