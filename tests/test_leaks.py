@@ -29,6 +29,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 KEEPING = {"closed after each job": {}, "kept": {"CONN_MAX_AGE": "600"}}
 
 
+@pytest.mark.direct("in transaction mode, what a task sets is set for whoever gets its session next")
 @pytest.mark.parametrize("environment", KEEPING.values(), ids=KEEPING.keys())
 def test_a_job_meets_default_settings_whatever_the_one_before_has_left(start_worker, environment):
     """Case B147"""

@@ -211,6 +211,7 @@ class TestUpkeep:
         assert Job.objects.filter(pk=old).exists()
         assert all("Recovered" not in worker.log and worker.log.count("not today") <= 1 for worker in workers)
 
+    @pytest.mark.direct("looks for its sessions in the server")
     def test_a_dead_childs_job_whose_row_is_locked_is_put_in_order_when_the_lock_is_gone(self, start_worker):
         """Long before its lease ends."""
         with barrier(33), second_connection() as other:
@@ -241,6 +242,7 @@ class TestUpkeep:
 
 
 class TestConnections:
+    @pytest.mark.direct("looks for its sessions in the server")
     def test_async_tasks_leave_no_connection_open_where_connections_are_kept(self, start_worker):
         for number in range(60):
             async_leave_mark.enqueue(f"{number}")
@@ -252,6 +254,7 @@ class TestConnections:
 
         assert worker.stop() == 0
 
+    @pytest.mark.direct("looks for its sessions in the server")
     @pytest.mark.parametrize("checks", [{}, {"CONN_HEALTH_CHECKS": "1"}], ids=["unchecked", "checked"])
     def test_a_kept_connection_that_broke_while_idle_does_not_cost_the_next_job_an_attempt(self, start_worker, checks):
         worker = start_worker("--concurrency", "1", CONN_MAX_AGE="600", **checks).wait_ready()
