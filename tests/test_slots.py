@@ -159,7 +159,7 @@ def test_a_task_that_has_ended_has_no_deadline_while_it_waits_to_be_settled(make
 
 def test_the_interrupter_sleeps_until_there_is_something_to_do(make_slots):
     slots = make_slots(1)
-    interrupter = Interrupter(slots.holdings, slots.running)
+    interrupter = Interrupter(slots.running)
     may_end = threading.Event()
     held = give(slots, may_end.wait)
     wait_until(lambda: held.code is not None, "the task to run")
@@ -172,6 +172,27 @@ def test_the_interrupter_sleeps_until_there_is_something_to_do(make_slots):
     may_end.set()
     ended(held)
     assert interrupter._look() is None
+
+
+def test_the_interrupter_rests_while_a_task_past_its_deadline_settles_or_has_not_been_called(make_slots):
+    slots = make_slots(1)
+    interrupter = Interrupter(slots.running)
+    may_end = threading.Event()
+    held = give(slots, may_end.wait)
+    wait_until(lambda: held.code is not None, "the task to run")
+    held.deadline = 0.0
+
+    held.is_settling = True
+    while_it_settles = interrupter._look()
+    held.is_settling = False
+    held.code, code = None, held.code
+    before_it_is_called = interrupter._look()
+
+    held.code = code
+    may_end.set()
+    ended(held)
+    assert while_it_settles is None
+    assert before_it_is_called > 0
 
 
 def test_connections_belong_to_the_thread_that_opened_them(make_slots):

@@ -198,6 +198,43 @@ def test_a_burst_looks_again_after_a_job_whose_claim_was_lost(make_child):
     assert Job.objects.get().status == "running"
 
 
+def test_the_deadline_of_a_lost_job_is_not_written_to_the_place_of_another(make_child):
+    """Cancelling a statement takes its time; meanwhile the second has ended, and a third has its place."""
+    child = make_child()
+    enqueue_jobs(2)
+    child._turn()
+    first, second = child._held.values()
+    child._slots.take_back()
+    child._slots._running.update({1: first, 2: second})
+    third = enqueue()
+
+    def take_the_place(reason):
+        del child._slots._running[2]
+        finish(child, second)
+        child._collect_finished()
+        child._hand_over([claim_one()], {})
+
+    first.code, second.code = FakeCode(take_the_place), FakeCode(lambda reason: None)
+    for held in (first, second):
+        child._said_lost.put((held.claim, ClaimLost))
+    child._mark_lost()
+
+    child._interrupter._look()
+
+    deadlines = {entry.claim: entry.deadline for entry in child._holdings.read()}
+    assert 0 < deadlines[first.claim] <= time.monotonic()
+    assert deadlines[Claim(third, 1)] == 0.0
+
+
+class FakeCode:
+    """A task whose interruption is what the test wants."""
+
+    reason = None
+
+    def __init__(self, interrupt):
+        self.interrupt = interrupt
+
+
 def test_a_round_that_failed_after_its_claim_neither_ends_a_burst_nor_waits_for_the_poll(make_child, monkeypatch):
     child = make_child(burst=True)
     enqueue()

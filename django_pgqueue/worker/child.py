@@ -36,7 +36,7 @@ from .announcer import Announcer
 from .config import WorkerConfig
 from .connection import Outage, Session
 from .holdings import Holdings
-from .interrupter import Interrupter
+from .interrupter import Interrupter, courtesy
 from .memory import resident_megabytes
 from .pacing import Pacing
 from .slots import HeldJob, Slots
@@ -85,7 +85,7 @@ class Child:
             on_finish=self._wake_up,
             on_limit=lambda: self._interrupter.wake(),
         )
-        self._interrupter = Interrupter(holdings, self._slots.running)
+        self._interrupter = Interrupter(self._slots.running)
         self._has_interrupted = False
         self._pacing = Pacing(config.concurrency)
         self._announcer = Announcer()
@@ -258,6 +258,9 @@ class Child:
             if held is not None and held.attempted is None and not held.is_settling:
                 if not held.is_lost:
                     held.lost_for = reason
+                    # Here, where places are given to claims: the supervisor's patience with the task begins.
+                    held.deadline = min(held.deadline, time.monotonic() + courtesy(held))
+                    self._holdings.limit(held.place, held.deadline)
                     _log_lost(claim, reason)
                 self._interrupter.wake()
 
