@@ -126,8 +126,8 @@ class Place:
         self.child = None
         held = child.held()
         # A burst is over when the child ends and holds nothing; a task, too, can end the process with 0.
-        was_stopped = child.was_told_to_stop and self._verdict is None
-        is_expected = exit_code == 0 and (was_stopped or (self._config.burst and not held))
+        was_stopped = child.was_told_to_stop or (self._config.burst and not held)
+        is_expected = exit_code == 0 and was_stopped and self._verdict is None
         is_recycled = exit_code == EXIT_RECYCLE and not held
         if not self._has_started and not child.was_told_to_stop:
             self._early_deaths += 1
