@@ -2,6 +2,7 @@
 
 import io
 import logging
+import threading
 import time
 
 import psycopg
@@ -19,7 +20,7 @@ from django_pgqueue.worker.holdings import Holdings
 from django_pgqueue.worker.pacing import Pacing
 from django_pgqueue.worker.upkeep import Upkeep, _newest
 
-from .helpers import claim_one, enqueue, enqueue_jobs, expire_lease, here, row
+from .helpers import InThread, claim_one, enqueue, enqueue_jobs, expire_lease, here, row, wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -333,3 +334,35 @@ def test_of_two_claims_of_one_job_the_older_is_lost():
 
     assert sorted(held) == [Claim(7, 3), Claim(8, 1)]
     assert superseded == [Claim(7, 1)]
+
+
+def test_a_child_that_uses_too_much_memory_from_its_start_is_not_replaced_before_it_has_run_something(make_child):
+    """The next one would be as large, and they would follow each other without a pause."""
+    child = make_child(max_memory=1)
+    enqueue()
+    child._turn()
+    child._mind_memory()
+    assert not child._is_finished()
+
+    [held] = child._held.values()
+    child._slots.take_back()
+    finish(child, held)
+    child._turn()
+    child._mind_memory()
+
+    assert child._is_finished()
+
+
+def test_a_child_that_waits_for_receivers_at_its_end_shows_that_it_has_not_hung(make_child):
+    """Else it would be killed after half a minute, and what they have not been told yet would never be said."""
+    child = make_child(burst=True)
+    may_end = threading.Event()
+    child._announcer._thread = threading.Thread(target=may_end.wait, daemon=True)
+
+    running = InThread(child.run)
+    wait_until(lambda: child._interrupter.ident and not child._interrupter.is_alive(), "the end of the loop")
+    looped = child._holdings.vitals().looped
+    wait_until(lambda: child._holdings.vitals().looped > looped, "a sign of life")
+    may_end.set()
+
+    assert running.result() == 0

@@ -102,7 +102,7 @@ class Child:
         self._said_lost: SimpleQueue[tuple[Claim, type[Interruption]]] = SimpleQueue()  # by the supervisor
         self._voice = voice
         self._jobs_left = float("inf") if config.max_jobs is None else config.max_jobs
-        self._weigh_at = 0.0  # monotonic; when to look at the memory next
+        self._weigh_at = float("inf")  # monotonic; when to look at the memory next
 
     def run(self) -> int:
         """Work until told to stop, or in burst mode until nothing is left; return the exit code."""
@@ -124,6 +124,7 @@ class Child:
             self._slots.stop()
         self._announcer.finish()
         while not self._announcer.has_ended(patience=1.0):
+            self._holdings.note(looped=time.monotonic())  # what it waits for are receivers
             if self._stop_by is not None and time.monotonic() > self._stop_by:
                 logger.warning("A receiver of task_finished has outlasted the grace period.")
                 break
@@ -241,7 +242,7 @@ class Child:
             assert held.attempted is not None
             self._pacing.finished(held.attempted.seconds)
             self._jobs_left -= 1
-            self._buffered_since = time.monotonic()
+            self._buffered_since = self._weigh_at = time.monotonic()  # who has run nothing would be as large again
             if held.attempted.is_settled:
                 self._end(held.attempted.outcome)
             elif held.is_lost:
@@ -258,9 +259,8 @@ class Child:
             if held is not None and held.attempted is None and not held.is_settling:
                 if not held.is_lost:
                     held.lost_for = reason
-                    # Here, where places are given to claims: the supervisor's patience with the task begins.
                     held.deadline = min(held.deadline, time.monotonic() + courtesy(held))
-                    self._holdings.limit(held.place, held.deadline)
+                    self._holdings.limit(held.place, held.deadline)  # here, where places are given out
                     _log_lost(claim, reason)
                 self._interrupter.wake()
 
