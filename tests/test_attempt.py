@@ -10,12 +10,20 @@ from importlib import import_module
 
 import pytest
 
-from django_pgqueue import Fail, Retry
+from django_pgqueue import Fail, Retry, Snooze
 from django_pgqueue.backoff import MAX_DELAY_SECONDS
 from django_pgqueue.compat import TaskResultStatus
-from django_pgqueue.exceptions import Interrupted, UnstorableResult
+from django_pgqueue.exceptions import Interrupted, Interruption, TaskTimeout, UnstorableResult
 from django_pgqueue.models import Job, JobAttempt
-from django_pgqueue.outcomes import MAX_MESSAGE_CHARS, MAX_TRACEBACK_CHARS, ErrorRecord, Failed, Released, Retried
+from django_pgqueue.outcomes import (
+    MAX_MESSAGE_CHARS,
+    MAX_TRACEBACK_CHARS,
+    ErrorRecord,
+    Failed,
+    Released,
+    Retried,
+    Snoozed,
+)
 from django_pgqueue.testing import run_jobs
 from django_pgqueue.worker import attempt
 
@@ -657,6 +665,25 @@ def test_an_error_while_the_worker_stops_is_still_an_error():
     attempted = attempt.run(claim_one(), None, reason=lambda: Interrupted)
 
     assert isinstance(attempted.outcome, Retried)
+
+
+@pytest.mark.parametrize("decision", [Retry(60), Fail("too slow"), Snooze(60)], ids=repr)
+@pytest.mark.parametrize("reason", [TaskTimeout, Interrupted])
+def test_a_task_that_is_interrupted_may_decide_how_its_attempt_ends(reason, decision):
+    def act():
+        try:
+            raise reason
+        except Interruption:
+            raise decision  # noqa: B904 - as users write it
+
+    tasks.ACTS["interrupted"] = act
+    tasks.act.enqueue("interrupted")
+
+    outcome = attempt.run(claim_one(), None, reason=lambda: reason).outcome
+
+    assert type(outcome) is {Retry: Retried, Fail: Failed, Snooze: Snoozed}[type(decision)]
+    assert getattr(outcome, "delay_seconds", 60) == 60
+    assert getattr(outcome, "ending", "error") == "error"
 
 
 # ---- the context

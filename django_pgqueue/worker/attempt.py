@@ -147,7 +147,8 @@ def _caught(
         reason = reason or type(error)  # an atomic task finds out by itself that its claim is lost
     own_rule = getattr(task, "backoff", None)
     rule = backoff if own_rule is None else own_rule
-    if reason is None or not _comes_from_interruption(error):
+    has_decided = isinstance(error, Retry | Snooze | Fail)  # whatever made the task raise it
+    if reason is None or has_decided or not _comes_from_interruption(error):
         return error, _ending(job, claim, error, rule, result)
     if reason is TaskTimeout:
         timeout = TaskTimeout(f"The task ran for longer than its timeout of {getattr(task, 'timeout', '?')} s.")
