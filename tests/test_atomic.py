@@ -17,7 +17,8 @@ from django_pgqueue.worker.atomic import atomically
 
 from .app import tasks
 from .app.models import Mark
-from .helpers import InThread, claim_of, claim_one, row, second_connection, wait_until
+from .helpers import InThread, claim_of, claim_one, database_alias, row, second_connection, wait_until
+from .proxy import Proxy
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -241,16 +242,48 @@ def test_a_task_that_gives_up_its_transaction_has_failed():
     assert count_marks() == 0
 
 
-def test_a_task_that_ends_its_transaction_by_itself_has_failed():
+@pytest.mark.parametrize("and_then", ["", "SELECT 1", "BEGIN"])
+def test_a_task_that_ends_its_transaction_by_itself_has_failed(and_then):
+    """Also if it has begun another: what it did before would stay, whatever becomes of the claim."""
+
     def act():
         mark("committed by hand")
         with connection.cursor() as cursor:
-            cursor.execute("COMMIT")
+            for statement in ("COMMIT", *filter(None, [and_then])):
+                cursor.execute(statement)
 
     ran = run_one(act)
 
     assert isinstance(ran.error, TransactionEnded)
     assert not ran.is_settled
+    assert Job.objects.get().status == "running"
+
+
+@pytest.mark.parametrize("close", [connection.close, lambda: connection.connection.close()], ids=["Django", "psycopg"])
+def test_a_task_that_closes_its_connection_has_failed(close):
+    def act():
+        mark()
+        close()
+
+    ran = run_one(act)
+
+    assert isinstance(ran.outcome, Retried) and not ran.is_settled
+    assert count_marks() == 0
+    assert Job.objects.get().status == "running"
+
+
+def test_a_project_without_autocommit_has_its_atomic_tasks_committed():
+    with database_alias("manual") as manual:
+        manual.settings_dict["AUTOCOMMIT"] = False
+        tasks.ACTS["atomic"] = lambda: bool(Mark.objects.using("manual").create(note="effect"))
+        tasks.act_atomically.enqueue("atomic")
+        job = claim_one()
+
+        ran = attempt.run(job, 0, atomically=partial(atomically, "manual", claim_of(job)))
+
+    assert ran.is_settled
+    assert Job.objects.get().status == "done"
+    assert count_marks() == 1
 
 
 def test_a_held_row_is_waited_for():
@@ -277,6 +310,22 @@ def waiting_for_locks():
 
 class TestUnknownCommit:
     """R16: the COMMIT of an atomic task got no answer."""
+
+    def test_what_was_committed_is_not_run_again(self):
+        tasks.act_atomically.enqueue("atomic")
+        job = claim_one()
+        with Proxy.to_database() as proxy, proxy.alias() as alias:
+            tasks.ACTS["atomic"] = lambda: Mark.objects.using(alias).create(note="effect") and None
+            lost = proxy.lose_commit_answer("'done'")
+            ran = attempt.run(job, 0, atomically=partial(atomically, alias, claim_of(job)))
+            connections[alias].close()
+        assert lost.happened and not ran.is_settled and isinstance(ran.outcome, Retried)
+
+        settlement = Job.objects.settle([ran.outcome])
+
+        assert settlement.settled == [Succeeded(claim_of(job))]
+        assert Job.objects.get().status == "done"
+        assert count_marks() == 1
 
     @pytest.mark.parametrize("ending", [Retried, Failed])
     def test_if_the_row_is_done_at_our_version_it_was_our_commit(self, ending):

@@ -13,18 +13,20 @@ import logging
 from collections.abc import Callable
 
 from django.db import connections, transaction
-from psycopg.pq import TransactionStatus
 
 from ..exceptions import ClaimLost, TransactionEnded
 from ..outcomes import Claim, Succeeded
 from ..statements import leases
-from ..statements.database import execute
+from ..statements.database import execute, fetch
 from ..statements.settle import settle
 
 logger = logging.getLogger("django_pgqueue")
 
+# The moment at which it began tells a transaction from the next on the same connection.
+BEGAN_SQL = "SELECT transaction_timestamp()"
+
 # Whoever holds the row longer than this costs the job an attempt: what it did is rolled back.
-LOCK_TIMEOUT_SQL = "SET LOCAL lock_timeout = '30s'"
+BEFORE_SETTLING_SQL = "SELECT transaction_timestamp(), set_config('lock_timeout', '30s', true)"
 
 
 def atomically(
@@ -43,17 +45,20 @@ def atomically(
         nonlocal is_committed
         is_committed = True
 
+    connection = connections[database]
+    if not connection.get_autocommit():  # as DATABASES may have it: then the block would commit nothing
+        connection.rollback()  # of what setting up the connection has begun
+        connection.set_autocommit(True)
     try:
         with transaction.atomic(using=database, durable=True):
-            connection = connections[database]
             transaction.on_commit(note_commit, using=database)  # the first to be called
             execute(connection, "SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
+            began = fetch(connection, BEGAN_SQL, {})[0][0]
             _check(claim, leases.standing(connection, [claim]))
             outcome = perform()
             before_settling()
-            if connection.connection.info.transaction_status == TransactionStatus.IDLE:
+            if fetch(connection, BEFORE_SETTLING_SQL, {})[0][0] != began:
                 raise TransactionEnded("An atomic task must not end its transaction by itself.")
-            execute(connection, LOCK_TIMEOUT_SQL)
             _check(claim, {written.claim.job_id for written in settle(connection, [outcome]).settled})
     except Exception:
         if not is_committed:
