@@ -18,7 +18,7 @@ from django_pgqueue.worker.child import MORE_JOBS, Child
 from django_pgqueue.worker.config import Queues, WorkerConfig
 from django_pgqueue.worker.holdings import Holdings
 from django_pgqueue.worker.pacing import Pacing
-from django_pgqueue.worker.upkeep import Upkeep, _newest
+from django_pgqueue.worker.upkeep import Duty, Upkeep, _newest
 
 from .helpers import InThread, claim_one, enqueue, enqueue_jobs, expire_lease, here, row, wait_until
 
@@ -314,6 +314,38 @@ def test_expired_leases_are_not_recovered_before_our_own_were_renewed():
 
     assert row(job.id, "status") == ("pending",)
     upkeep._session.close()
+
+
+def test_a_worker_that_has_just_started_leaves_others_a_moment_to_come_back():
+    """It may have waited for the same database as they have, and is as good as one that was away."""
+    upkeep = Upkeep(config(lease=6.0), "test", children=list)
+    enqueue()
+    job = claim_one()
+    expire_lease(job.id)
+    recovering = next(duty for duty in upkeep._duties if duty.do == upkeep._recover)
+    pauses = []
+    recover = recovering.do
+    recovering.do = lambda: pauses.append(recover()) or pauses[-1]
+
+    upkeep.start()
+    wait_until(lambda: pauses, "the first look")
+    upkeep.stop(10.0)
+
+    assert 0 < pauses[0] <= 6.0
+    assert row(job.id, "status") == ("running",)
+
+
+def test_the_pause_between_two_tries_to_connect_leaves_room_for_a_renewal(monkeypatch):
+    """Also where leases are short: the others wait no longer than a lease."""
+    upkeep = Upkeep(config(lease=3.0), "test", children=list)
+    pauses = []
+    monkeypatch.setattr(upkeep, "_sleep", pauses.append)
+    monkeypatch.setattr(upkeep._session, "_connect", _refuse)
+
+    for _ in range(20):
+        upkeep._do(Duty(upkeep._report_worker))
+
+    assert max(pauses) == 1.0
 
 
 def _refuse(*args):

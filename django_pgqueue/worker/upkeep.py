@@ -41,9 +41,8 @@ from .process import ChildProcess
 logger = logging.getLogger("django_pgqueue")
 
 RECOVERY_ROWS = 500
-RECOVERY_PATIENCE_SECONDS = (
-    15.0  # after an outage: the longest pause between two tries to connect, twice, and a renewal
-)
+# After an outage, and after a start: the longest pause between two tries to connect, twice, and a renewal.
+RECOVERY_PATIENCE_SECONDS = 15.0
 PRUNE_ROWS = 1_000
 SLICE_PAUSE_SECONDS = 0.2  # between two slices, for the jobs' sake
 PRUNE_PAUSE_SECONDS = 60.0  # after the whole table was walked
@@ -160,6 +159,7 @@ class Upkeep(threading.Thread):
         self.join(patience)
 
     def run(self) -> None:
+        self._back_at = time.monotonic()  # there may just have been one, and others are on their way back
         while not (self._stopping and self._deaths.empty() and not self._burials):
             while not self._deaths.empty():
                 self._burials.append(Burial(self._deaths.get(), until=time.monotonic() + self._config.lease))
@@ -187,7 +187,7 @@ class Upkeep(threading.Thread):
             else:  # then nothing else can be done, either
                 self._is_away = True
                 self._session.close()
-                self._sleep(self._outage.failed(error))
+                self._sleep(min(self._outage.failed(error), self._config.renewal_interval))
                 return
         except Exception as error:  # a thread begins here; the other duties are done all the same
             self._session.close()
