@@ -123,7 +123,7 @@ def test_an_outage_without_a_claim_in_doubt_leaves_no_names_to_look_after(make_c
         child._retry_at = 0.0
         child._turn()
 
-    assert not child._abandoned
+    assert not child._names.has_old
 
 
 def test_a_claim_whose_commit_was_not_answered_goes_back_also_after_an_outage_longer_than_its_lease(

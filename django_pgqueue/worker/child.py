@@ -38,6 +38,7 @@ from .connection import Outage, Session
 from .holdings import Holdings
 from .interrupter import Interrupter, courtesy
 from .memory import resident_megabytes
+from .naming import OwnerNames
 from .pacing import Pacing
 from .slots import HeldJob, Slots
 from .watchdog import Watchdog
@@ -71,10 +72,7 @@ class Child:
     ) -> None:
         options = Options.parse(config.backend, task_backends[config.backend].options)
         self._config = config
-        self._owner_base = owner
-        self._owner_number = 1
-        self._has_unconfirmed_claim = False  # one was sent, and its COMMIT not answered
-        self._abandoned: dict[str, float] = {}  # earlier owner names, and until when to look for their rows
+        self._names = OwnerNames(owner, config.lease)
         self._holdings = holdings
         self._words = words
         self._session = Session(config.database, application_name)
@@ -163,7 +161,7 @@ class Child:
         if now < self._retry_at:
             return self._sleep_seconds()
         wanted = self._wanted(now)
-        if not self._unsettled and not wanted and not self._abandoned:
+        if not self._unsettled and not wanted and not self._names.has_old:
             self._holdings.note(worked=now)  # there was nothing to do, which is not a failure
             return self._sleep_seconds()
         try:
@@ -173,7 +171,7 @@ class Child:
             return 0.0
         self._outage.over()
         self._holdings.note(worked=time.monotonic())
-        self._has_unconfirmed_claim = False
+        self._names.answered()
         self._accept(settlement)
         self._hand_over(claimed, earlier)
         if claimed and len(claimed) == wanted:
@@ -189,7 +187,7 @@ class Child:
         earlier: dict[int, list] = {}
         try:
             with self._session.round() as connection:
-                self._release_abandoned(connection)
+                self._release_old(connection)
                 settlement = settle(connection, batch) if batch else Settlement()
                 if wanted:
                     claimed = self._claim(connection, wanted)
@@ -208,9 +206,9 @@ class Child:
     def _claim(self, connection: psycopg.Connection, wanted: int) -> list[claiming.ClaimedJob]:
         queues = self._config.queues
         bands = queues.served(claiming.sweep(connection, queues.to_sweep))
-        self._has_unconfirmed_claim = True
+        self._names.claiming()
         self._lease_ends = time.monotonic() + self._config.lease
-        claimed = claiming.claim(connection, claiming.due(bands), self._owner, wanted, self._config.lease)
+        claimed = claiming.claim(connection, claiming.due(bands), self._names.current, wanted, self._config.lease)
         if len(claimed) < wanted:
             # Nothing more now: jobs may be locked by others or not due. A notification, the next due
             # job, or the poll will bring the loop back.
@@ -328,31 +326,18 @@ class Child:
     def _recover_from(self, error: psycopg.Error) -> float:
         """Get ready for another try after a failed round; return the seconds to pause."""
         if is_lock_conflict(error):  # rolled back, for certain
-            self._has_unconfirmed_claim = False
+            self._names.answered()
             return BUSY_PAUSE_SECONDS * random.uniform(0.8, 1.2)
-        if self._has_unconfirmed_claim:
-            # Whether it was committed is unknown. Under a new name such claims can be told from those that
-            # are known; what the old name still holds goes back.
-            self._abandoned[self._owner] = 0.0
-            self._owner_number += 1
-            self._has_unconfirmed_claim = False
-        # A lease is long enough for the old connection's last statement, from when there is a database again.
-        self._abandoned = dict.fromkeys(self._abandoned, time.monotonic() + self._config.lease)
+        self._names.lost_touch()
         self._session.close()
         return self._outage.failed(error)
 
-    def _release_abandoned(self, connection: psycopg.Connection) -> None:
-        now = time.monotonic()
-        self._abandoned = {name: until for name, until in self._abandoned.items() if until > now}
-        for name in self._abandoned:
+    def _release_old(self, connection: psycopg.Connection) -> None:
+        for name in self._names.old():
             jobs = leases.lock_owned(connection, name, [claim.job_id for claim in self._held])
             if jobs:
                 settle(connection, [Released(job.claim) for job in jobs])
                 logger.info("Released %d jobs whose claim was never confirmed.", len(jobs))
-
-    @property
-    def _owner(self) -> str:
-        return f"{self._owner_base}/{self._owner_number}"
 
     # ---- signs of life
 
@@ -385,7 +370,7 @@ class Child:
             moments.append(self._stop_by)
         elif self._pacing.wanted(len(self._held)) and self._jobs_left > len(self._held):
             moments.append(max(self._claim_at, self._retry_at))
-        if self._abandoned:
+        if self._names.has_old:
             moments.append(now + 1.0)
         return max(min(moments) - now, 0.0)
 
