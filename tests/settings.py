@@ -17,7 +17,8 @@ database_url = os.environ.get("DATABASE_URL")
 if not database_url:
     import embedded_pg
 
-    database_url = embedded_pg.url(ROOT / ".postgres-test", fast=True)
+    # Two runs of the suite at the same time need a server each.
+    database_url = embedded_pg.url(ROOT / os.environ.get("TEST_SERVER", ".postgres-test"), fast=True)
 
 DATABASES = {
     "default": {**env.db_url_config(database_url), "ATOMIC_REQUESTS": False},
