@@ -44,13 +44,16 @@ pytestmark = pytest.mark.django_db(transaction=True)
 ERROR = ErrorRecord.plain(ValueError, "no")
 VERBS = {"hold": people.HOLD, "unhold": people.UNHOLD, "cancel": people.CANCEL, "requeue": people.REQUEUE}
 
-# The names in our statements are unqualified: a schema in front of pg_catalog answers for the clock.
+# The names in our statements are unqualified: a schema in front of pg_catalog answers for the clock, and for the
+# server's start, which was long before.
 CLOCK_SQL = """
 CREATE SCHEMA pgqueue_model;
 CREATE TABLE pgqueue_model.clock (seconds float8 NOT NULL);
 INSERT INTO pgqueue_model.clock VALUES (0);
 CREATE FUNCTION pgqueue_model.clock_timestamp() RETURNS timestamptz LANGUAGE sql VOLATILE AS
     'SELECT to_timestamp(seconds) FROM pgqueue_model.clock';
+CREATE FUNCTION pgqueue_model.pg_postmaster_start_time() RETURNS timestamptz LANGUAGE sql STABLE AS
+    'SELECT to_timestamp(-86400)';
 ALTER TABLE django_pgqueue_job SET (autovacuum_enabled = false);
 ALTER TABLE django_pgqueue_jobattempt SET (autovacuum_enabled = false)
 """
