@@ -570,7 +570,7 @@ def test_the_settings_of_a_round_end_with_it():
     Job.objects.claim("worker")
 
     assert before == after != inside
-    assert [setting for _, setting in inside] == ["off", "off", "off", "500", "30000"]
+    assert [setting for _, setting in inside] == ["off", "off", "off", "500", "10000"]
     assert here(question, [names]) == own_before
 
 
