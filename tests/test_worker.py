@@ -16,6 +16,7 @@ from .app.worker_tasks import (
     added_since,
     async_leave_mark,
     async_mark_and_sleep,
+    atomic_enqueue_next,
     enqueue_another,
     exit_process,
     fail,
@@ -97,6 +98,15 @@ class TestRunning:
 
         assert code == 0
         assert Mark.objects.get().note == "child of a job"
+
+    def test_jobs_that_atomic_jobs_enqueue_are_part_of_a_burst(self, start_worker):
+        """The loop does not settle those, and must hear all the same that they have ended."""
+        atomic_enqueue_next.enqueue(20)
+
+        assert start_worker("--burst", POLL_SECONDS="600").wait() == 0
+
+        assert set(Job.objects.values_list("status", flat=True)) == {"done"}
+        assert Job.objects.count() == 21
 
     def test_a_burst_waits_for_a_due_job_that_someone_holds(self, start_worker):
         """R10: nothing to claim is not the same as an empty queue."""

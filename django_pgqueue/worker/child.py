@@ -243,9 +243,10 @@ class Child:
             self._buffered_since = self._weigh_at = time.monotonic()  # who has run nothing would be as large again
             if held.attempted.is_settled:
                 self._end(held.attempted.outcome)
+                self._expect_more()
             elif held.is_lost:
                 self._forget(held.claim)
-                self._drained = False  # it may have enqueued others
+                self._expect_more()
             else:
                 self._unsettled.append(held.attempted.outcome)
 
@@ -301,14 +302,18 @@ class Child:
         over = {outcome.claim for outcome in (*settlement.settled, *settlement.lost)}
         self._unsettled = [outcome for outcome in self._unsettled if outcome.claim not in over]
         if over:
-            self._drained = False  # jobs may have enqueued others
-            self._claim_at = 0.0 if self._config.burst else self._claim_at
+            self._expect_more()
         for written in settlement.settled:
             self._end(written)
         for lost in settlement.lost:
             self._forget(lost.claim)
             if not isinstance(lost, Released) or lost.started:
                 _log_lost(lost.claim, ClaimLost)
+
+    def _expect_more(self) -> None:
+        """A job has ended, and may have enqueued others."""
+        self._drained = False
+        self._claim_at = 0.0 if self._config.burst else self._claim_at
 
     def _end(self, written: Outcome) -> None:
         """A claim has ended as *written* and committed."""

@@ -83,6 +83,12 @@ def fail(message):
 
 
 @task(atomic=True)
+def atomic_enqueue_next(number):
+    if number:
+        atomic_enqueue_next.enqueue(number - 1)
+
+
+@task(atomic=True)
 def atomic_mark_and_wait_for(note, key):
     Mark.objects.create(note=note)
     _wait_for(key)
