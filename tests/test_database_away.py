@@ -41,6 +41,7 @@ class Watched:
         # Each outage is told by upkeep; a child or the listener may add what only they have met.
         assert outages <= log.count("is not available") <= 2 * outages
         assert len(log.splitlines()) <= 8 + 4 * outages
+        assert "something fails" not in log
         assert "Traceback" not in log
         assert "lost" not in log
 

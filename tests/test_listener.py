@@ -1,13 +1,17 @@
 """Hearing of jobs: over what connections notifications arrive, and what a worker does where they cannot."""
 
+from urllib.parse import urlsplit
+
 import pytest
 
 from django_pgqueue.models import Job
+from django_pgqueue.worker.listener import Listener
 
 from .app.models import Mark
 from .app.worker_tasks import leave_mark
-from .helpers import here, second_connection, sql, wait_until
+from .helpers import database_alias, here, second_connection, sql, wait_until
 from .pooler import pgbouncer
+from .test_worker_rounds import config
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -100,3 +104,25 @@ class TestThroughPgBouncer:
         assert Mark.objects.count() == 201
         assert set(Job.objects.values_list("status", "attempts")) == {("done", 1)}
         assert [worker.log.count(WARNING) for worker in workers] == [1, 1]
+
+    def test_it_is_tried_out_again_without_another_warning(self, monkeypatch, caplog):
+        tries = []
+
+        def try_three_times(connection):
+            tries.append(can_hear(connection))
+            if len(tries) == 3:
+                listener.stop()
+            return tries[-1]
+
+        monkeypatch.setattr("django_pgqueue.worker.listener.PROBE_AGAIN_SECONDS", 0.0)
+        monkeypatch.setattr("django_pgqueue.worker.listener.PROBE_SECONDS", 0.2)
+        with pgbouncer("transaction") as url, database_alias("pooled") as pooled:
+            address = urlsplit(url)
+            pooled.settings_dict.update(HOST=address.hostname, PORT=address.port)
+            listener = Listener(config(database="pooled"), wake=list, check_claims=list)
+            can_hear = listener._can_hear
+            listener._can_hear = try_three_times
+            listener.run()
+
+        assert tries == [False] * 3
+        assert caplog.text.count(WARNING) == 1
