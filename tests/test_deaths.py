@@ -30,7 +30,7 @@ def test_a_job_whose_task_segfaults_is_a_dead_letter_after_its_attempts_and_cost
     wait_until(lambda: row(poison, "status", "attempts") == ("failed", 2), "the second death")
     wait_until_others_are_done(poison)
 
-    worker.wait_for_log(r"(SIGSEGV\): 1 jobs had started, [1-9]\d* go back untouched[\s\S]*){2}")
+    worker.wait_for_log(r"(SIGSEGV\): 1 jobs were running, [1-9]\d* go back[\s\S]*){2}")
     attempts = JobAttempt.objects.order_by("attempt")
     assert [(each.job_id, each.attempt, each.outcome, each.counted) for each in attempts] == [
         (poison, 1, "crashed", True),

@@ -100,6 +100,14 @@ def test_a_deadline_is_its_claims_and_not_the_next_ones(table):
     assert table.read() == [Held(Claim(2, 1), started=False)]
 
 
+def test_a_finished_task_is_neither_running_nor_buffered(table):
+    place = table.add(Claim(1, 1))
+    table.start(place)
+    table.finish(place)
+
+    assert table.read() == [Held(Claim(1, 1), started=False, finished=True)]
+
+
 def test_vital_signs_are_written_by_name_and_none_touches_another_or_a_claim(table):
     table.add(Claim(1, 1))
     assert table.vitals() == Vitals(0, 0, 0, 0)

@@ -4,6 +4,8 @@ A worker killed with all its children at each point of a job's way: its row in t
 R16, R17, R20, R22, R27; B01, B05.
 """
 
+import signal
+
 import pytest
 
 from django_pgqueue.models import Job, JobAttempt
@@ -89,6 +91,22 @@ def test_killed_after_the_effect_of_an_atomic_task_and_before_its_commit(start_w
     wait_for_status(job.id, "done")
     assert row(int(job.id), "attempts", "claim_version") == (2, 3)
     assert (count_effects("effect"), outcomes()) == (1, ["lost"])
+
+
+def test_a_child_killed_after_a_task_and_before_its_end_is_written_costs_it_no_attempt(start_worker):
+    """Its supervisor knows that this task was over: it has not killed the process, and runs again all the same."""
+    with a_place_to_wait_at(77) as lock, job_trigger(wait_while_becoming("done")):
+        job = leave_mark.enqueue("effect")
+        worker = start_worker(LEASE_SECONDS="600").wait_ready()
+        wait_until(lambda: a_child_is_in("UPDATE django_pgqueue_job"), "the end to be written")
+
+        worker.signal_child(signal.SIGKILL)
+        worker.wait_for_log(r"Child \d+ died \(SIGKILL\)")
+        lock.release()
+
+        wait_for_status(job.id, "done")
+    assert row(int(job.id), "attempts", "claim_version") == (1, 3)
+    assert (count_effects("effect"), outcomes()) == (2, ["released"])
 
 
 @pytest.mark.parametrize("is_atomic", [False, True], ids=["by the control loop", "with the effects of an atomic task"])

@@ -22,16 +22,21 @@ _VITAL = struct.Struct("=d")
 _ENTRY = struct.Struct("=qqdq")  # id, version, deadline, state
 _DEADLINE_OFFSET = 16
 _STATE_OFFSET = 24
-_FREE, _BUFFERED, _STARTED = 0, 1, 2
-_STATES = {state: struct.pack("=q", state) for state in (_FREE, _BUFFERED, _STARTED)}
+_FREE, _BUFFERED, _STARTED, _FINISHED = 0, 1, 2, 3
+_STATES = {state: struct.pack("=q", state) for state in (_FREE, _BUFFERED, _STARTED, _FINISHED)}
 
 
 class Held(NamedTuple):
-    """*deadline* is the moment at which the task must have ended, zero if there is none."""
+    """
+    *started*: its task runs. *finished*: it ran, and how it ended is not written yet. Neither: it is buffered.
+
+    *deadline* is the moment at which the task must have ended, zero if there is none.
+    """
 
     claim: Claim
     started: bool
     deadline: float = 0.0
+    finished: bool = False
 
 
 class Vitals(NamedTuple):
@@ -51,7 +56,7 @@ class Vitals(NamedTuple):
 
 class Holdings:
     """
-    A table of claims. One process writes (`add`, `start`, `limit`, `remove`), another reads (`read`).
+    A table of claims. One process writes (`add`, `start`, `limit`, `finish`, `remove`), another reads (`read`).
 
     A vital sign is written by name, by one thread each: ``note(breathed=moment)``.
     """
@@ -91,6 +96,10 @@ class Holdings:
         offset = _offset(place) + _DEADLINE_OFFSET
         self._map[offset : offset + _VITAL.size] = _VITAL.pack(deadline)
 
+    def finish(self, place: int) -> None:
+        """Say that the task of the claim at *place* is over: what becomes of this process is not its doing."""
+        self._write_state(place, _FINISHED)
+
     def remove(self, place: int) -> None:
         """Forget the claim at *place*."""
         self._write_state(place, _FREE)
@@ -100,7 +109,7 @@ class Holdings:
         """Return the claims held at this moment."""
         entries = _ENTRY.iter_unpack(self._map[_VITALS.size : _offset(self._capacity)])
         return [
-            Held(Claim(job_id, version), state == _STARTED, deadline)
+            Held(Claim(job_id, version), state == _STARTED, deadline, state == _FINISHED)
             for job_id, version, deadline, state in entries
             if state != _FREE
         ]

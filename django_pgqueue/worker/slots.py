@@ -136,7 +136,7 @@ class Slots:
             del self._running[number]
             # The task has ended in time, however long it takes to settle it: the database may be away.
             job.deadline = float("inf")
-            self.holdings.limit(job.place, 0.0)
+            self.holdings.finish(job.place)
             is_sound = not isinstance(job.code, SyncCode) or job.code.reason is None
             if not is_sound:
                 self._start(number)

@@ -295,20 +295,22 @@ class Upkeep(threading.Thread):
             # Asked first: what a backend has committed before it went is seen by the statements that follow.
             backends_left = fetch(connection, BACKENDS_SQL, {"name": death.application_name})[0][0]
             started = {held.claim for held in death.held if held.started}
+            finished = {held.claim for held in death.held if held.finished}
             jobs = leases.lock_owned(connection, death.owner, ())
             begun = [job for job in jobs if job.claim in started]
             late = [job for job in begun if job.claim in death.overstayed]
             others = [job for job in begun if job.claim not in death.overstayed]
-            settle(connection, [Released(job.claim) for job in jobs if job.claim not in started])
+            # Those that had finished run again, nobody knows with what end. They have not ended the process.
+            given_back = [job for job in jobs if job.claim in finished] + (others if death.is_ours else [])
+            settle(connection, [Released(job.claim) for job in jobs if job.claim not in started | finished])
+            settle(connection, [Released(job.claim, started=True) for job in given_back])
             _end_as_timed_out(connection, late, self._config.constant_delay)
-            if death.is_ours:
-                settle(connection, [Released(job.claim, started=True) for job in others])
-            else:
+            if not death.is_ours:
                 _end_as_crashed(connection, others, death.cause, self._config.constant_delay)
             claims_left = fetch(connection, LEFT_SQL, {"owner": death.owner})[0][0]
         if jobs:
             logger.info(
-                "Of a child that ended (%s): %d jobs had started, %d go back untouched.",
+                "Of a child that ended (%s): %d jobs were running, %d go back.",
                 *(death.cause, len(begun), len(jobs) - len(begun)),
             )
         return not backends_left and not claims_left

@@ -257,5 +257,5 @@ def _wait_for_ever():
 
 def _wait_for(key):
     with connection.cursor() as cursor:
-        cursor.execute("SELECT pg_advisory_lock_shared(%s)", [key])
-        cursor.execute("SELECT pg_advisory_unlock_shared(%s)", [key])
+        # Of the transaction, so that a pooled session that outlives a killed process does not keep it.
+        cursor.execute("SELECT pg_advisory_xact_lock_shared(%s)", [key])
