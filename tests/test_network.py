@@ -15,6 +15,7 @@ from .workers import JobInHand, barrier
 pytestmark = pytest.mark.django_db(transaction=True)
 
 CLAIM = r"SET status = 'running'"
+ENDED_LEASES = "SELECT count(*) FROM django_pgqueue_job WHERE lease_until < clock_timestamp()"
 RENEWAL = r"SET lease_until = clock_timestamp\(\)"
 
 
@@ -124,6 +125,29 @@ class TestCut:
         assert worker.log.count("is not available") == 1
         assert worker.log.count("answers again") == 1
         assert "lost" not in worker.log
+
+    @pytest.mark.slow
+    def test_a_job_whose_lease_ended_while_nobody_could_renew_it_is_not_run_a_second_time(self, start_worker, tmp_path):
+        """The worker that is back first leaves the others a moment."""
+        with Proxy.to_database() as its_network, Proxy.to_database() as network_of_another:
+            worker = start_worker(DATABASE_URL=its_network.url, LEASE_SECONDS="6").wait_ready()
+            in_hand = JobInHand(tmp_path)
+            other = start_worker(DATABASE_URL=network_of_another.url, LEASE_SECONDS="6").wait_ready()
+            its_network.refuse()
+            network_of_another.refuse()
+            wait_until(lambda: here(ENDED_LEASES) == [(1,)], "the lease to end")
+
+            network_of_another.forward()
+            other.wait_for_log("The database answers again")
+            its_network.forward()
+            wait_until(lambda: here(ENDED_LEASES) == [(0,)], "the lease to be renewed")
+            assert row(in_hand.id, "status", "claim_version") == ("running", 1)
+
+            in_hand.finish()
+            wait_for_status(in_hand.id, "done")
+            in_hand.must_have_run_once()
+            assert worker.stop() == other.stop() == 0
+        assert "Recovered" not in worker.log + other.log
 
 
 @pytest.mark.slow

@@ -259,6 +259,9 @@ class Upkeep(threading.Thread):
         patience = min(self._config.lease, RECOVERY_PATIENCE_SECONDS)
         if time.monotonic() - self._renewed_at > self._config.renewal_interval * 1.5:
             return SLICE_PAUSE_SECONDS  # after an outage, our own leases may have ended, and are renewed first
+        if self._is_away:  # the first question after an outage is only whether it is over
+            with self._small_round():
+                pass
         if (waited := time.monotonic() - self._back_at) < patience:
             return patience - waited  # and so may those of other workers, which come back when they do
         with self._small_round() as connection:
