@@ -86,6 +86,15 @@ def test_a_task_over_its_deadline_has_the_grace_period_and_the_child_hears_of_it
     assert "job 1" in verdict.why
 
 
+def test_the_grace_period_begins_at_the_deadline_and_not_at_the_look_before_it(child):
+    """Else the child, which counts for itself, would wait for the task a second time."""
+    child.held = [holding(child.now + 10)]
+
+    _, after = child.pass_seconds(1000, step=1.001)
+
+    assert 10 + GRACE < after <= 10 + GRACE + 2
+
+
 def test_a_child_that_neither_breathes_nor_ends_its_task_in_time_cannot_hear(child):
     child.held = [holding(child.now + 10)]
     child.loops = child.breathes = False

@@ -56,7 +56,9 @@ class Vigil:
         self._breath_silent = self._breath_silent + passed if vitals.breathed == self._vitals.breathed else 0.0
         self._vitals = vitals
         late = [entry for entry in held if entry.started and 0.0 < entry.deadline < now]
-        self._overstayed = {entry.claim: self._overstayed.get(entry.claim, 0.0) + passed for entry in late}
+        self._overstayed = {
+            entry.claim: self._overstayed.get(entry.claim, 0.0) + min(passed, now - entry.deadline) for entry in late
+        }
         if is_stopped or not vitals.breathed:
             return None
         can_hear = self._breath_silent < BREATHLESS_SECONDS
