@@ -22,7 +22,9 @@ def attempts_of(result):
 
 
 class TestTimeout:
-    @pytest.mark.parametrize("task", [tasks.loop_for_ever, tasks.query_for_ever, tasks.sleep_for_ever])
+    @pytest.mark.parametrize(
+        "task", [tasks.loop_for_ever, tasks.query_for_ever, tasks.sleep_for_ever, tasks.query_for_ever_async]
+    )
     def test_a_task_over_its_time_has_used_up_an_attempt_and_its_process_goes_on(self, start_worker, task):
         """B154: there is a trace of each, and it does not repeat for ever. B155: the next jobs run."""
         long = task.enqueue("long")

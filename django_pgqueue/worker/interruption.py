@@ -7,7 +7,7 @@ of a statement. So here
 
 - it is raised only under a lock, and only while a flag says that the thread is in user code;
 - the thread that leaves user code takes the lock, clears the flag and takes back what is still under way;
-- a statement in progress is cancelled first, because nothing arrives in a thread that waits for the server;
+- a statement in progress is cancelled, because nothing arrives in a thread that waits for the server;
 - it is raised SENDS times at most, and the way out of user code stands that many arrivals.
 
 Whoever has been interrupted must not be used again: the slot drops its connections and ends its thread.
@@ -18,13 +18,16 @@ import ctypes
 import logging
 import threading
 import traceback
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from contextlib import suppress
+from contextvars import ContextVar
 from itertools import starmap
 from typing import Any
 
 import psycopg
 from django.db import connections
+from django.db.backends.signals import connection_created
+from django.dispatch import receiver
 
 from ..exceptions import Interruption
 
@@ -94,7 +97,7 @@ class SyncCode:
             if not self._is_inside or self._sent >= SENDS:
                 return
             self.reason = self.reason or reason
-        self._cancel_statements()
+        _cancel_statements(self._wrappers)
         with self._lock:
             if self._is_inside and self._sent < SENDS:
                 self._sent += 1
@@ -109,15 +112,6 @@ class SyncCode:
         with suppress(RuntimeError):  # not ours any more
             while True:
                 self._lock.release()
-
-    def _cancel_statements(self) -> None:
-        for wrapper in self._wrappers:
-            raw = wrapper.connection
-            try:
-                if raw is not None and raw.pgconn.transaction_status == psycopg.pq.TransactionStatus.ACTIVE:
-                    raw.cancel_safe(timeout=CANCEL_PATIENCE_SECONDS)
-            except Exception as error:  # it has ended meanwhile, or the database is away
-                logger.debug("A statement could not be cancelled: %s", error)
 
 
 def chain_of(error: BaseException) -> Iterator[BaseException]:
@@ -139,9 +133,11 @@ class AsyncCode:
         self._task: asyncio.Task[Any] | None = None  # touched in the loop's thread only
         self._is_inside = False
         self._sent = 0
+        self._opened: list[Any] = []  # wrappers of the threads that run its synchronous parts
 
     async def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         """Return what *coroutine* returns, or raise what it raises: for a cancellation of ours, the reason."""
+        _opened.set(self._opened)
         self._task = asyncio.current_task()
         self._is_inside = True
         try:
@@ -154,12 +150,36 @@ class AsyncCode:
             self._is_inside = False
 
     def interrupt(self, reason: type[Interruption]) -> None:
-        """Cancel the coroutine if it is still running. From any thread."""
+        """Cancel the coroutine if it is still running. From any other thread; may take two seconds."""
+        opened = list(self._opened) if self._is_inside and self._sent < SENDS else []
         with suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._cancel, reason)
+        # Until its statement ends nothing else runs in a thread, not even what cleans up.
+        _cancel_statements(opened)
 
     def _cancel(self, reason: type[Interruption]) -> None:
         if self._is_inside and self._sent < SENDS and self._task is not None:
             self.reason = self.reason or reason
             self._sent += 1
             self._task.cancel()
+
+
+# Threads that run parts of a coroutine see its context, and the list in it.
+_opened: ContextVar[list[Any] | None] = ContextVar("django_pgqueue_opened", default=None)
+
+
+@receiver(connection_created)
+def _note_opened(connection: Any, **signal: Any) -> None:
+    opened = _opened.get()
+    if opened is not None and connection.vendor == "postgresql" and connection not in opened:
+        opened.append(connection)
+
+
+def _cancel_statements(wrappers: Iterable[Any]) -> None:
+    for wrapper in wrappers:
+        raw = wrapper.connection
+        try:
+            if raw is not None and raw.pgconn.transaction_status == psycopg.pq.TransactionStatus.ACTIVE:
+                raw.cancel_safe(timeout=CANCEL_PATIENCE_SECONDS)
+        except Exception as error:  # it has ended meanwhile, or the database is away
+            logger.debug("A statement could not be cancelled: %s", error)

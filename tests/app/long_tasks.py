@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 
+from asgiref.sync import sync_to_async
 from django.db import connection
 
 from django_pgqueue import task
@@ -37,6 +38,12 @@ def query_for_ever(note):
 async def sleep_for_ever(note):
     await Mark.objects.acreate(note=note)
     await asyncio.Event().wait()
+
+
+@task(timeout=1, max_attempts=2, backoff=0)
+async def query_for_ever_async(note):
+    """As the async methods of a queryset do it, too: in the thread of the task's synchronous parts."""
+    await sync_to_async(query_for_ever.func)(note)
 
 
 @task(timeout=1, max_attempts=2, backoff=0)
