@@ -65,6 +65,11 @@ def count_backends():
         return cursor.fetchone()[0]
 
 
+def spin():
+    while True:
+        pass
+
+
 def query_for_ever():
     with transaction.atomic():
         Mark.objects.create(note="interrupted")
@@ -117,6 +122,25 @@ def test_a_thread_whose_task_was_interrupted_runs_no_other(make_slots):
     after = ended(give(slots, threading.get_ident)).outcome
 
     assert after.result not in before
+
+
+def test_where_no_thread_can_be_started_that_of_an_interrupted_task_goes_on(make_slots, monkeypatch):
+    """Else the slot were gone, and the job would be held for ever."""
+    slots = make_slots(1)
+    held = give(slots, spin)
+    wait_until(lambda: held.code is not None, "the task to run")
+
+    def refuse(thread):
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        while held.attempted is None:
+            held.code.interrupt(TaskTimeout)
+            threading.Event().wait(0.05)
+        wait_until(lambda: slots.finished, "the job to be settled")
+
+    assert ended(give(slots, lambda: 5)).outcome.result == "5"
 
 
 def threads_by_ident(slots):

@@ -139,9 +139,19 @@ class Slots:
             self.holdings.finish(job.place)
             is_sound = not isinstance(job.code, SyncCode) or job.code.reason is None
             if not is_sound:
-                self._start(number)
+                is_sound = not self._replace(number)
             self.finished.append(job)
             self.on_finish()
+
+    def _replace(self, number: int) -> bool:
+        """Whether another thread could be started in the place of this one."""
+        try:
+            self._start(number)
+        except RuntimeError as error:  # too many threads, or no memory: better this one than none
+            logger.warning("The thread of an interrupted task runs others, too: %s.", error)
+            self._threads[number] = threading.current_thread()
+            return False
+        return True
 
     def _attempt(self, job: HeldJob) -> Attempted:
         if job.is_lost:
