@@ -196,7 +196,9 @@ class Proxy:
             server = socket.socket(socket.AF_UNIX)
             server.connect(self._server)
             return server
-        return socket.create_connection(self._server, 10)
+        server = socket.create_connection(self._server, 10)
+        server.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return server
 
     def _take_trap(self, statement: str) -> Lost | None:
         with self._lock:
@@ -238,6 +240,8 @@ class _Link:
 
     def run(self) -> None:
         try:
+            # Messages are sent on one by one; each but the first would wait 40 ms for the one before it.
+            self._client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._pump()
         except OSError:
             pass  # one side has gone; so goes the other
