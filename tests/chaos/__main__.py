@@ -19,7 +19,7 @@ import psycopg
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "example_project")]  # for embedded_pg; workers inherit PYTHONPATH
 
-from . import effects  # noqa: E402
+from . import effects, lone_faults  # noqa: E402
 from .faults import Faults  # noqa: E402
 from .fleet import GRACE_SECONDS, Fleet  # noqa: E402
 from .producers import HIGH_TIDE, LIVE_SQL, Ledger, Producer  # noqa: E402
@@ -35,7 +35,8 @@ SETTLING_SECONDS = 10.0  # before the first fault
 def main() -> int:
     options = _options()
     seed = random.SystemRandom().randrange(10**9) if options.seed is None else options.seed
-    print(f"seed {seed}", flush=True)
+    if not options.each:
+        print(f"seed {seed}", flush=True)
     report = Report(silent=options.json)
     directory = Path(tempfile.mkdtemp(prefix="pgqueue-chaos-"))
     directory.chmod(0o755)  # the server may run as another user
@@ -43,6 +44,12 @@ def main() -> int:
         signal.signal(number, _leave)
     is_of_interest = True
     try:
+        if options.each:
+            answer = _each(options, directory, report)
+            is_of_interest = any(measured["trouble"] for measured in answer)
+            if options.json:
+                print(json.dumps(answer))
+            return 1 if is_of_interest else 0
         with _server(directory, options.postgres) as server, _proxy(server) as proxy:
             verdict = _run(seed, options.minutes * 60, server, proxy, directory, report)
         is_of_interest = not verdict.is_good
@@ -70,6 +77,16 @@ def _leave(number: int, frame: object) -> None:
     for each in (signal.SIGTERM, signal.SIGINT):
         signal.signal(each, signal.SIG_IGN)
     raise SystemExit(128 + number)
+
+
+def _each(options: argparse.Namespace, directory: Path, report: "Report") -> list[dict[str, Any]]:
+    with (
+        _server(directory, options.postgres, lone_faults.CONNECTIONS) as server,
+        _proxy(server, for_producers=False) as proxy,
+    ):
+        from . import each  # needs Django
+
+        return list(each.run(options.only, server, proxy, directory, report.say))
 
 
 def _run(seed: int, seconds: float, server: Server, proxy: Any, directory: Path, report: "Report") -> Verdict:
@@ -143,8 +160,8 @@ def _drain(server: Server, fleet: Fleet, producers: list[Producer], report: "Rep
 
 
 @contextmanager
-def _server(directory: Path, programs: Path | None):
-    server = Server(directory, programs)
+def _server(directory: Path, programs: Path | None, connections: int = 300):
+    server = Server(directory, programs, connections)
     try:
         server.start()
         paths = os.pathsep.join([str(ROOT), str(ROOT / "example_project"), os.environ.get("PYTHONPATH", "")])
@@ -166,7 +183,7 @@ def _server(directory: Path, programs: Path | None):
 
 
 @contextmanager
-def _proxy(server: Server):
+def _proxy(server: Server, *, for_producers: bool = True):
     """The network between the server and everyone else here, but those outside."""
     from django.db import connections
 
@@ -175,7 +192,10 @@ def _proxy(server: Server):
     proxy = Proxy(("127.0.0.1", server.port), "postgres", dbname="postgres")
     try:
         connections["default"].close()
-        connections["default"].settings_dict["PORT"] = str(proxy.port)  # for all threads
+        if for_producers:
+            connections["default"].settings_dict["PORT"] = str(proxy.port)  # for all threads
+        else:
+            connections["default"].settings_dict["OPTIONS"]["application_name"] = "outside"
         os.environ["CHAOS_PORT"] = str(proxy.port)  # for workers
         yield proxy
     finally:
@@ -209,6 +229,10 @@ def _options() -> argparse.Namespace:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--minutes", type=float, default=1.0, metavar="N", help="how long faults happen (default: 1)")
     parser.add_argument("--json", action="store_true", help="say nothing but the seed and, last, one JSON object")
+    parser.add_argument("--each", action="store_true", help="each fault alone, and what it costs, in about ten minutes")
+    parser.add_argument(
+        "--only", action="append", default=[], choices=lone_faults.FAULTS, metavar="KIND", help="of those, this one"
+    )
     parser.add_argument("--seed", type=int, metavar="S", help="repeat the choices of another run")
     parser.add_argument(
         "--postgres", type=Path, metavar="DIRECTORY", help="the server's programs (default: those of a wheel)"

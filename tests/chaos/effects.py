@@ -34,7 +34,11 @@ VALUES (%(run)s, %(token)s, %(kind)s, %(job_id)s, %(attempt)s, %(claimed_at)s)
     ON CONFLICT (run) DO NOTHING
 """
 
-OPTIONS = {"autocommit": True, "connect_timeout": 5, "options": "-c statement_timeout=10s"}
+OPTIONS = {
+    "autocommit": True,
+    "connect_timeout": 5,
+    "options": "-c statement_timeout=10s -c default_transaction_read_only=off",
+}
 PAUSE_SECONDS = 0.1  # between two tries to reach the server
 
 

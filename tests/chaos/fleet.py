@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -22,13 +23,13 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 class Worker:
     """One tree. *is_ours_to_end* is whether a fault has ended it or told it to end."""
 
-    def __init__(self, number: int, directory: Path) -> None:
+    def __init__(self, number: int, directory: Path, flags: Sequence[str] = FLAGS) -> None:
         self.number = number
         self.is_ours_to_end = False
         self.log_file = directory / f"worker-{number}.log"
         with self.log_file.open("w") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "django", "runworker", *FLAGS],
+                [sys.executable, "-m", "django", "runworker", *flags],
                 cwd=ROOT,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -80,14 +81,20 @@ class Worker:
 
 
 class Fleet:
-    def __init__(self, size: int, directory: Path) -> None:
+    def __init__(self, size: int, directory: Path, flags: Sequence[str] = FLAGS) -> None:
         self._size = size
+        self._flags = flags
         self._directory = directory
         self._count = 0
         self.working: list[Worker] = []
         self._leaving: list[Worker] = []
         self.ended_by_themselves: list[str] = []
         self.would_not_end: list[str] = []
+
+    @property
+    def all(self) -> list[Worker]:
+        """Those that work, and those that have ended or are about to."""
+        return [*self.working, *self._leaving]
 
     def tend(self) -> list[str]:
         """Replace those that have ended, or begun to; say what was found that should not be."""
@@ -100,17 +107,17 @@ class Fleet:
                 self.ended_by_themselves.append(str(worker))
         while len(self.working) < self._size:
             self._count += 1
-            self.working.append(Worker(self._count, self._directory))
+            self.working.append(Worker(self._count, self._directory, self._flags))
         return found
 
     def stop(self, patience: float) -> None:
         """SIGTERM to all, and wait for the orderly end of each."""
         for worker in self.working:
-            if not worker.is_alive:
+            if not worker.is_alive and not worker.is_ours_to_end:
                 self.ended_by_themselves.append(str(worker))
             worker.signal_supervisor(signal.SIGTERM)
         deadline = time.monotonic() + patience
-        for worker in [*self.working, *self._leaving]:
+        for worker in self.all:
             try:
                 worker.process.wait(max(deadline - time.monotonic(), 0.1))
             except subprocess.TimeoutExpired:
@@ -120,5 +127,5 @@ class Fleet:
 
     def end(self) -> None:
         """Whatever is left of any tree is gone when this returns."""
-        for worker in [*self.working, *self._leaving]:
+        for worker in self.all:
             worker.end()

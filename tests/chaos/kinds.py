@@ -1,8 +1,9 @@
 """The kinds of jobs, what each promises, and how often it is enqueued."""
 
+import os
 from typing import NamedTuple
 
-LEASE_SECONDS = 3.0
+LEASE_SECONDS = float(os.environ.get("CHAOS_LEASE", "3"))
 
 
 def child_of(token: str) -> str:
@@ -41,5 +42,9 @@ KINDS = {
         Kind("atomic_flaky", 4, is_once=True),  # fails after its effect, the first time
         Kind("atomic_slow", 3, is_once=True),
         Kind("atomic_parent", 4, is_once=True, has_child=True),
+        # For faults that happen alone.
+        Kind("steady", 0),
+        Kind("overdue_in_sql", 0),
+        Kind("deadly", 0, ends="failed"),
     )
 }

@@ -62,7 +62,7 @@ class Producer(threading.Thread):
         self._stopping.set()
 
     def run(self) -> None:
-        ways = (self._alone, self._in_transaction, self._many, self._rolled_back, self._savepoint)
+        ways = (self.enqueue_one, self._in_transaction, self._many, self._rolled_back, self._savepoint)
         while not self._stopping.wait(self._random.uniform(0, 0.05)):
             if self.is_held_back:
                 time.sleep(0.05)
@@ -77,12 +77,13 @@ class Producer(threading.Thread):
                 self._stopping.wait(PAUSE_AFTER_ERROR_SECONDS)
         connection.close()
 
-    def _alone(self, kind: str) -> None:
-        """In autocommit: the statement is the transaction."""
+    def enqueue_one(self, kind: str) -> str:
+        """In autocommit: the statement is the transaction. Return the job's token."""
         tokens = self._tokens(1)
         self._ledger.note(tokens, kind, Fate.UNKNOWN)
         self._enqueue(kind, tokens)
         self._ledger.note(tokens, kind, Fate.COMMITTED)
+        return tokens[0]
 
     def _in_transaction(self, kind: str) -> None:
         self._transaction(kind, self._tokens(self._random.randint(1, 3)), self._enqueue)

@@ -17,9 +17,13 @@ FAST, IMMEDIATE = signal.SIGINT, signal.SIGQUIT
 
 
 class Server:
-    """*programs* is the folder of PostgreSQL's programs, ``None`` for those of an installed wheel."""
+    """
+    *programs* is the folder of PostgreSQL's programs, ``None`` for those of an installed wheel. It takes as many
+    *connections* at once.
+    """
 
-    def __init__(self, directory: Path, programs: Path | None) -> None:
+    def __init__(self, directory: Path, programs: Path | None, connections: int = 300) -> None:
+        self._connections = connections
         self._log = directory / "server.log"
         self._user = self._lesser_user()
         uid, gid = self._user.get("user", os.geteuid()), self._user.get("group", os.getegid())
@@ -44,7 +48,8 @@ class Server:
                 [
                     str(self._programs / "postgres"),
                     *("-D", str(self._data), "-p", str(self.port), "-c", "listen_addresses=127.0.0.1"),
-                    *("-c", "unix_socket_directories=", "-c", "max_connections=300", "-c", "log_line_prefix=%m %p %a "),
+                    *("-c", "unix_socket_directories=", "-c", f"max_connections={self._connections}"),
+                    *("-c", "log_line_prefix=%m %p %a "),
                 ],
                 cwd="/",
                 stdin=subprocess.DEVNULL,
@@ -80,7 +85,8 @@ class Server:
 
     def connect(self) -> psycopg.Connection:
         """A connection from outside, in autocommit, that waits for no lock."""
-        return psycopg.connect(self.outside, autocommit=True, connect_timeout=5, options="-c lock_timeout=500ms")
+        options = "-c lock_timeout=500ms -c default_transaction_read_only=off"
+        return psycopg.connect(self.outside, autocommit=True, connect_timeout=5, options=options)
 
     def fetch(self, statement: str, parameters: Any = None) -> list[tuple]:
         """Run one statement from outside and return its rows."""

@@ -1,6 +1,8 @@
 """What the jobs do. *token* names the enqueue that a job comes from."""
 
 import asyncio
+import os
+import signal
 import time
 
 from django.db import connection
@@ -78,6 +80,25 @@ async def overdue_in_the_loop(context, token):
     if context.attempt == 1:
         await asyncio.sleep(3_600)
     await effects.arecord(context, "overdue_in_the_loop", token)
+
+
+@task(takes_context=True)
+def steady(context, token):
+    time.sleep(0.5)
+    effects.record(context, "steady", token)
+
+
+@task(takes_context=True, timeout=2)
+def overdue_in_sql(context, token):
+    if context.attempt == 1:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT pg_sleep(3600)")
+    effects.record(context, "overdue_in_sql", token)
+
+
+@task(max_attempts=2)
+def deadly(token):
+    os.kill(os.getpid(), signal.SIGSEGV)
 
 
 @task(takes_context=True, atomic=True)
