@@ -139,6 +139,6 @@ def count_waiting():
 
 def count_commits():
     return here(
-        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND state = 'active'"
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'PgSleep'"
         " AND query ILIKE 'COMMIT%' AND pid <> pg_backend_pid()"
     )[0][0]

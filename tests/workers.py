@@ -212,10 +212,10 @@ def a_place_to_wait_at(key: int) -> Iterator[_Barrier]:
 
 
 def a_child_is_in(statement: str) -> bool:
-    """Whether the server works on a *statement* of a child's control loop that begins so."""
+    """Whether a *statement* of a child's control loop that begins so waits in a trigger, at `a_place_to_wait_at`."""
     return bool(
         here(
-            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND state = 'active'"
+            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'PgSleep'"
             f" AND application_name LIKE 'pgqueue child%' AND ltrim(query, E'\\n') LIKE '{statement}%'"
         )[0][0]
     )
