@@ -13,7 +13,7 @@ from django.db import connection, connections
 from django_pgqueue.exceptions import Interruption, TaskCancelled, TaskTimeout
 from django_pgqueue.worker.interruption import SENDS, AsyncCode, SyncCode
 
-from .helpers import wait_until
+from .helpers import PATIENCE_SECONDS, wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -27,7 +27,7 @@ class Running:
         self.code = None
         self.is_ready = threading.Event()
         self._function = function
-        self.thread = threading.Thread(target=self._work)
+        self.thread = threading.Thread(target=self._work, daemon=True)
         self.thread.start()
         self.is_ready.wait()
 
@@ -47,7 +47,8 @@ class Running:
             connections.close_all()
 
     def result(self):
-        self.thread.join()
+        self.thread.join(PATIENCE_SECONDS)
+        assert not self.thread.is_alive()
         assert self.after is None
         return self.ended
 
@@ -159,6 +160,42 @@ def test_a_statement_in_progress_is_cancelled():
     ended = running.result()
     assert isinstance(ended, TaskTimeout) or "canceling statement" in str(ended)
     wait_until(lambda: count_sleepers() == 0)
+
+
+def test_a_function_that_returns_while_its_statement_is_being_cancelled_is_left_alone():
+    """That takes a connection to the database, and the function does not wait for it."""
+    is_ready, may_return, has_returned, was_interrupted = (threading.Event() for _ in range(4))
+    codes, arrived = [], []
+
+    class Wrapper:
+        @property
+        def connection(self):
+            may_return.set()
+            has_returned.wait()
+
+    def work():
+        codes.append(SyncCode())
+        codes[0]._wrappers = [Wrapper()]
+        is_ready.set()
+        codes[0].run(may_return.wait)
+        has_returned.set()
+        try:
+            was_interrupted.wait()
+            for _ in range(1_000):
+                pass
+        except BaseException as error:
+            arrived.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    is_ready.wait()
+    while not codes[0]._is_inside:
+        pass
+    codes[0].interrupt(TaskTimeout)
+    was_interrupted.set()
+    thread.join()
+
+    assert arrived == []
 
 
 def count_sleepers():

@@ -12,13 +12,15 @@ from django_pgqueue.exceptions import ClaimLost
 from django_pgqueue.models import Job
 from django_pgqueue.outcomes import Claim, Succeeded
 from django_pgqueue.statements import claim as claiming
+from django_pgqueue.statements.database import execute
 from django_pgqueue.worker import announcer
 from django_pgqueue.worker.attempt import Attempted
 from django_pgqueue.worker.child import MORE_JOBS, Child
 from django_pgqueue.worker.config import Queues, WorkerConfig
+from django_pgqueue.worker.connection import Session
 from django_pgqueue.worker.holdings import Holdings
 from django_pgqueue.worker.pacing import Pacing
-from django_pgqueue.worker.upkeep import Duty, Upkeep, _newest
+from django_pgqueue.worker.upkeep import Death, Duty, Upkeep, _newest
 
 from .helpers import InThread, claim_one, enqueue, enqueue_jobs, expire_lease, here, row, wait_until
 
@@ -346,6 +348,28 @@ def test_the_pause_between_two_tries_to_connect_leaves_room_for_a_renewal(monkey
         upkeep._do(Duty(upkeep._report_worker))
 
     assert max(pauses) == 1.0
+
+
+def test_what_a_dead_childs_last_statement_commits_after_all_is_put_in_order():
+    """R19: its process is gone, and its backend has not noticed; so one look is not enough."""
+    upkeep = Upkeep(config(), "test", children=list)
+    death = Death("host:1:abc", "pgqueue child abc", [], "SIGKILL", time.monotonic(), is_ours=False)
+    job_id = enqueue()
+    backend = Session("default", death.application_name)
+    execute(backend.connection, "BEGIN")
+    bands = claiming.due(claiming.sweep(backend.connection, None))
+    assert claiming.claim(backend.connection, bands, f"{death.owner}/1", 1, 60.0)
+
+    is_over = [upkeep._bury(death)]
+    execute(backend.connection, "COMMIT")
+    is_over.append(upkeep._bury(death))
+    status_and_attempts = row(job_id, "status", "attempts")
+    backend.close()
+    wait_until(lambda: upkeep._bury(death), "the backend to end")
+
+    assert is_over == [False, False]
+    assert status_and_attempts == ("pending", 0)
+    upkeep._session.close()
 
 
 def _refuse(*args):
