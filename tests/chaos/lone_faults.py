@@ -42,6 +42,9 @@ SELECT count(*)
    AND attempt.outcome = %s
 """
 
+RUNNING_SQL = "SELECT id FROM django_pgqueue_job WHERE status = 'running'"
+RUNNING_SLOW_SQL = "SELECT id FROM django_pgqueue_job WHERE status = 'running' AND task_path LIKE '%.slow'"
+
 
 class Stage:
     """Where a fault happens."""
@@ -155,9 +158,6 @@ def deploy_over_long_jobs(stage: Stage) -> None:
     deploy(stage)
 
 
-RUNNING_SLOW_SQL = "SELECT FROM django_pgqueue_job WHERE status = 'running' AND task_path LIKE '%.slow'"
-
-
 # ---- tasks
 
 
@@ -204,7 +204,7 @@ def terminate_backends(stage: Stage) -> None:
 def terminate_idle_backends(stage: Stage) -> None:
     """After a while without jobs."""
     stage.stream.is_held_back = True
-    stage.wait_until(lambda: not stage.server.fetch("SELECT FROM django_pgqueue_job WHERE status = 'running'"))
+    stage.wait_until(lambda: not stage.server.fetch(RUNNING_SQL))
     time.sleep(2)
     stage.server.fetch(TERMINATE_SQL)
     stage.stream.is_held_back = False
