@@ -1,6 +1,7 @@
 """Raising an exception in a running task: only ever in its own code, whatever the moment."""
 
 import asyncio
+import cProfile
 import sys
 import threading
 import time
@@ -139,6 +140,30 @@ def test_who_has_returned_is_not_interrupted():
 
     assert running.result() == "value"
     assert running.code.reason is None
+
+
+@pytest.mark.parametrize("is_interrupted", [False, True])
+def test_a_task_may_be_profiled_after_another(is_interrupted):
+    """Python 3.11 would not go on in a process where an interruption was taken back as its manual says."""
+    is_inside = threading.Event()
+
+    def spin():
+        is_inside.set()
+        while is_interrupted:
+            pass
+
+    running = Running(spin)
+    is_inside.wait()
+    if is_interrupted:
+        running.code.interrupt(TaskTimeout)
+    running.result()
+
+    def profile():
+        with cProfile.Profile() as profile:
+            len(str(threading.current_thread()))
+        return bool(profile.getstats())
+
+    assert Running(profile).result() is True
 
 
 def test_a_statement_in_progress_is_cancelled():
