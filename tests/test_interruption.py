@@ -16,7 +16,11 @@ from django_pgqueue.worker.interruption import SENDS, AsyncCode, SyncCode
 
 from .helpers import PATIENCE_SECONDS, wait_until
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [
+    pytest.mark.django_db(transaction=True),
+    # An interruption may arrive in a destructor, or in a callback of the garbage collector, and is lost there.
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
 
 
 class Running:

@@ -17,7 +17,11 @@ from .app import tasks
 from .app.models import Mark
 from .helpers import claim_of, claim_one, wait_until
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [
+    pytest.mark.django_db(transaction=True),
+    # An interruption may arrive in a destructor, or in a callback of the garbage collector, and is lost there.
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
 
 
 @pytest.fixture
