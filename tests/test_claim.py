@@ -10,6 +10,7 @@ from django.utils import timezone
 from django_pgqueue.models import Job, JobAttempt
 from django_pgqueue.outcomes import Claim, ErrorRecord, Released, Retried
 from django_pgqueue.statements import claim as claiming
+from django_pgqueue.worker import connection as connection_module
 from tests.helpers import (
     InThread,
     actor,
@@ -556,22 +557,48 @@ def test_a_worker_claims_at_read_committed_whatever_the_default_is(level):
     assert row(ids[0], "claimed_by") == ("B",)
 
 
+SETTINGS = ["enable_bitmapscan", "enable_seqscan", "jit", "lock_timeout", "statement_timeout"]
+OF_A_ROUND = ["off", "off", "off", "500", "10000"]
+
+
+def settings_of(connection):
+    question = "SELECT setting FROM pg_settings WHERE name = ANY(%s) ORDER BY name"
+    return [setting for (setting,) in sql(connection, question, [SETTINGS])]
+
+
 @two_connections
-def test_the_settings_of_a_round_end_with_it():
-    """R09: session state would leak through a pooler or into Django's pool."""
-    question = "SELECT name, setting FROM pg_settings WHERE name = ANY(%s) ORDER BY name"
-    names = ["enable_bitmapscan", "enable_seqscan", "jit", "lock_timeout", "statement_timeout"]
+def test_a_session_of_the_worker_s_own_has_the_settings_of_a_round_from_its_start():
+    """R09: neither a round nor a single statement has to bring them along."""
     with worker_session() as a:
-        before = sql(a.connection, question, [names])
+        with a.single() as connection:
+            alone = settings_of(connection)
         with a.round() as connection:
-            inside = sql(connection, question, [names])
-        after = sql(a.connection, question, [names])
-    own_before = here(question, [names])
+            inside = settings_of(connection)
+        with a.round(2.0) as connection:
+            limited = settings_of(connection)
+        after = settings_of(a.connection)
+
+    assert alone == inside == after == OF_A_ROUND
+    assert limited == [*OF_A_ROUND[:4], "2000"]
+
+
+@two_connections
+def test_behind_a_pooler_the_settings_of_a_round_end_with_it(monkeypatch):
+    """R09: session state would leak to whoever has the session next. So it would from Django's connection."""
+    monkeypatch.setattr(connection_module, "is_pooled", lambda connection: True)
+    with worker_session() as a:
+        before = settings_of(a.connection)
+        with a.single() as connection:
+            alone = settings_of(connection)
+        with a.round() as connection:
+            inside = settings_of(connection)
+        after = settings_of(a.connection)
+    own_before = settings_of(connections["default"])
     Job.objects.claim("worker")
 
     assert before == after != inside
-    assert [setting for _, setting in inside] == ["off", "off", "off", "500", "10000"]
-    assert here(question, [names]) == own_before
+    assert alone == inside == OF_A_ROUND
+    assert settings_of(connections["default"]) == own_before
 
 
 @two_connections

@@ -155,6 +155,8 @@ def test_the_claim_of_a_killed_worker_may_still_commit_and_is_found_by_its_name(
         parameters = {
             "queue_names": [band.queue_name],
             "priorities": [band.priority],
+            "floors_at": [band.floor_at],
+            "floor_ids": [band.floor_id],
             "owner": "dead/1",
             "limit": 1,
             "lease_seconds": 60,

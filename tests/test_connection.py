@@ -7,6 +7,7 @@ import psycopg
 import pytest
 from django.db import connections
 
+from django_pgqueue.worker import connection as connection_module
 from django_pgqueue.worker.connection import Session, _connect_seconds
 from django_pgqueue.worker.watchdog import Watchdog
 
@@ -149,8 +150,9 @@ class TestBreakingOff:
 
 
 class TestLimits:
-    def test_a_round_has_limits_of_its_own_whatever_the_session_has(self):
+    def test_behind_a_pooler_a_round_has_limits_of_its_own_whatever_the_session_has(self, monkeypatch):
         """Case B39"""
+        monkeypatch.setattr(connection_module, "is_pooled", lambda connection: True)
         with worker_session() as session:
             for setting in ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout"):
                 sql(session.connection, f"SET {setting} = '1ms'")

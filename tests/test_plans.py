@@ -277,11 +277,21 @@ def check(table, statement, parameters, *, job, attempts=(), buffers, sort=False
 ALL_BANDS = [(f"queue {queue}", priority) for priority in (1, 0) for queue in range(3)]
 
 
-def test_a_sweep_skips_through_the_pending_index(table):
-    """R08: a few pages for each band, however many jobs there are; it sorts two rows at a time at most."""
-    check(table, claiming.SWEEP_SQL, {}, job=[PENDING], buffers=80, sort=True, join=True)
-    named = {"queue_names": ["queue 0", "queue 2", "queue 9"]}
-    check(table, claiming.SWEEP_QUEUES_SQL, named, job=[PENDING], buffers=60, join=True)
+KNOWN = {
+    "no band is known": [],
+    "all are known": [claiming.Part(*band) for band in ALL_BANDS],
+    "a part of each": [claiming.Part(*band, 0.0, 2e9) for band in ALL_BANDS],
+    "one is not": [claiming.Part(*band) for band in ALL_BANDS[1:]],
+}
+
+
+@pytest.mark.parametrize("known", KNOWN.values(), ids=KNOWN)
+def test_a_sweep_skips_through_the_pending_index(table, known):
+    """R08: a few pages for each band and gap, however many jobs there are; it sorts a few rows at a time."""
+    every = claiming.sweep_parameters(known)
+    check(table, claiming.SWEEP_SQL, every, job=[PENDING], buffers=120, sort=True, join=True)
+    named = claiming.sweep_parameters(known, ["queue 0", "queue 1", "queue 2", "queue 9"])
+    check(table, claiming.SWEEP_QUEUES_SQL, named, job=[PENDING], buffers=100, join=True)
 
 
 @pytest.mark.parametrize("limit", [1, 10, 500])
@@ -290,6 +300,8 @@ def test_a_claim_reads_each_band_off_the_pending_index_without_sorting(table, li
     parameters = {
         "queue_names": [queue_name for queue_name, _ in ALL_BANDS],
         "priorities": [priority for _, priority in ALL_BANDS],
+        "floors_at": [float("-inf"), 0.0, 1e9] * 2,
+        "floor_ids": [0, 1, 2] * 2,
         "limit": limit,
         "owner": "host:1:a/1",
         "lease_seconds": 60,
@@ -297,7 +309,7 @@ def test_a_claim_reads_each_band_off_the_pending_index_without_sorting(table, li
     check(table, claiming.CLAIM_SQL, parameters, job=[PENDING, PRIMARY_KEY], buffers=40 + 24 * limit, join=True)
     for plan in table.plans(claiming.CLAIM_SQL, parameters):
         [band] = [node for node in plan.nodes if node.get("Index Name") == PENDING]
-        for column in ("queue_name", "priority", "available_at"):
+        for column in ("queue_name", "priority", "available_at <=", "ROW(available_at, id) >="):
             assert column in band["Index Cond"], plan
         # Asked again under the row's lock; the index holds nothing else anyway.
         assert band["Filter"] == "((status)::text = 'pending'::text)", plan

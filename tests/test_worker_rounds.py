@@ -69,24 +69,33 @@ def finish(child, held):
     child._slots.finished.append(held)
 
 
+def turn_until(child, condition):
+    """Let the loop turn as often as it wants to: looks for new bands have pauses, of milliseconds."""
+
+    def turned():
+        child._turn()
+        return condition()
+
+    wait_until(turned, "the child's turns")
+
+
 def test_a_wake_up_in_the_middle_of_a_round_is_not_lost(make_child, monkeypatch):
     """R31: the round has not seen the job, and would sleep until the next poll, in ten minutes."""
     child = make_child()
     is_first = [True]
 
-    def enqueue_after_the_claim(bands):
+    def enqueue_after_the_look():
         if is_first.pop() if is_first else False:
             enqueue()
             child.wake()
-        return None
+        return float("inf")
 
-    monkeypatch.setattr(claiming, "next_due_in", enqueue_after_the_claim)
+    monkeypatch.setattr(child._claimer._floors, "next_due_in", enqueue_after_the_look)
 
     child._turn()
     assert not child._held
-    child._turn()
 
-    assert len(child._held) == 1
+    turn_until(child, lambda: len(child._held) == 1)
 
 
 def test_a_child_holds_what_it_has_published_and_never_more_than_fits(make_child):
@@ -161,10 +170,8 @@ def test_nothing_is_claimed_while_receivers_are_far_behind(make_child, monkeypat
     assert not child._held
     assert 0 < pause <= 1
     monkeypatch.setattr(announcer, "FAR_BEHIND", 1)
-    child._claim_at = 0.0
-    child._turn()
-
-    assert len(child._held) == 1
+    child.wake()
+    turn_until(child, lambda: len(child._held) == 1)
 
 
 def test_the_end_of_the_grace_period_is_not_slept_over_while_the_database_is_away(make_child, monkeypatch):
@@ -191,7 +198,7 @@ def test_a_burst_looks_again_after_a_job_whose_claim_was_lost(make_child):
     here("UPDATE django_pgqueue_job SET claim_version = 7")
     child._said_lost.put((held.claim, ClaimLost))
     child._mark_lost()
-    child._drained = True
+    child._claimer.is_drained = True
     finish(child, held)
 
     child._collect_finished()
@@ -259,7 +266,7 @@ def test_a_child_that_has_run_its_number_of_jobs_looks_for_no_others(make_child,
     [held] = child._held.values()
     child._slots.take_back()
     finish(child, held)
-    monkeypatch.setattr(child, "_claim", None)
+    monkeypatch.setattr(child._claimer, "claim", None)
 
     child._turn()
 

@@ -6,21 +6,28 @@ of the pending index. A *sweep* skips through that index from band to band and r
 each. The claim then visits the bands in the order it is given, and locks in each only what it takes:
 the executor pulls lazily, so that nothing is locked beyond the limit, sorted, or joined.
 
-A band has room for a floor, the place below which no live row was seen; there is none yet.
+While a long transaction keeps vacuum from working, the entries of jobs that have ended stay in the index,
+and whoever comes by walks over them. So a band has a *floor*, the place below which no pending job was seen:
+a claim begins there. And whoever knows bands already can sweep what lies between them, and parts of them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
-from typing import NamedTuple
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 from .database import Connection, fetch
+
+PRIORITY_BOUND = 2**15 + 1  # beyond what the column can hold
 
 
 class Band(NamedTuple):
     """
     The pending jobs of one queue and priority. *due_in* is the seconds until its first may run.
 
-    Moments are seconds since 1970 by the database's clock: ``infinity`` is a timestamp, too, and has no datetime.
+    A claim begins at its floor, *floor_at* and *floor_id*; nothing depends on that being right but how much is
+    found. Moments are seconds since 1970 by the database's clock: ``infinity`` is a timestamp, too, and has no
+    datetime.
     """
 
     queue_name: str
@@ -28,6 +35,24 @@ class Band(NamedTuple):
     first_available_at: float
     first_id: int
     due_in: float
+    floor_at: float = float("-inf")
+    floor_id: int = 0
+
+
+class Part(NamedTuple):
+    """What to look at of a known band: jobs available *since* then, *until* then, both included."""
+
+    queue_name: str
+    priority: int
+    since: float = float("-inf")
+    until: float = float("inf")
+
+
+class Sweep(NamedTuple):
+    """The first pending job of each band, of those known in the part that was looked at, and the database's *clock*."""
+
+    bands: list[Band]
+    clock: float
 
 
 class ClaimedJob(NamedTuple):
@@ -51,80 +76,101 @@ class ClaimedJob(NamedTuple):
     claimed_at: datetime
 
 
-# The next band in the order of the index: a lower priority of the same queue, else the next queue's highest.
-SWEEP_SQL = """
-WITH RECURSIVE band AS (
-    (
+def _first(condition: str) -> str:
+    return f"""
         SELECT queue_name, priority, available_at, id
           FROM django_pgqueue_job
          WHERE status = 'pending'
+           AND {condition}
          ORDER BY queue_name, priority DESC, available_at, id
+         LIMIT 1"""
+
+
+# The first job of each known band, in a part of it.
+_KNOWN_SQL = """
+SELECT known.queue_name, known.priority, first.available_at, first.id
+  FROM unnest(
+           %(queue_names)s::text[], %(priorities)s::smallint[], %(since)s::float8[], %(until)s::float8[]
+       ) AS known(queue_name, priority, since, until)
+ CROSS JOIN LATERAL (
+        SELECT available_at, id
+          FROM django_pgqueue_job
+         WHERE status = 'pending'
+           AND queue_name = known.queue_name
+           AND priority = known.priority
+           AND available_at BETWEEN to_timestamp(known.since) AND to_timestamp(known.until)
+         ORDER BY available_at, id
          LIMIT 1
-    )
+     ) AS first
+"""
+
+# Unknown bands of queues that are named: above, between and below the known ones.
+_WITHIN_SQL = f"""
+within AS (
+    SELECT first.*, gap.above
+      FROM unnest(%(gap_queues)s::text[], %(gap_below)s::int[], %(gap_above)s::int[]) AS gap(queue_name, below, above)
+     CROSS JOIN LATERAL ({_first("queue_name = gap.queue_name AND priority < gap.below AND priority > gap.above")}
+     ) AS first
     UNION ALL
-    SELECT following.*
-      FROM band
+    SELECT following.*, band.above
+      FROM within AS band
+     CROSS JOIN LATERAL ({_first("queue_name = band.queue_name AND priority < band.priority AND priority > band.above")}
+     ) AS following
+)
+"""
+
+# All bands of queues that are not named: before, between and behind those that are, by the database's own order.
+# The next band is a lower priority of the same queue, else the next queue's highest. "Behind the last" is a
+# question of its own, because no text is greater than every other.
+_OUTSIDE_SQL = f"""
+outside AS (
+    SELECT first.*, gap.before
+      FROM (
+        SELECT COALESCE(lag(name) OVER (ORDER BY name), '') AS after, name AS before
+          FROM unnest(%(skipped)s::text[]) AS name
+        UNION ALL
+        SELECT COALESCE(max(name), ''), NULL
+          FROM unnest(%(skipped)s::text[]) AS name
+      ) AS gap
+     CROSS JOIN LATERAL (
+        ({_first("queue_name > gap.after AND queue_name < gap.before")})
+        UNION ALL
+        ({_first("queue_name > gap.after AND gap.before IS NULL")})
+     ) AS first
+    UNION ALL
+    SELECT following.*, band.before
+      FROM outside AS band
      CROSS JOIN LATERAL (
         SELECT candidate.*
           FROM (
-            (
-                SELECT queue_name, priority, available_at, id
-                  FROM django_pgqueue_job
-                 WHERE status = 'pending'
-                   AND queue_name = band.queue_name
-                   AND priority < band.priority
-                 ORDER BY queue_name, priority DESC, available_at, id
-                 LIMIT 1
-            )
+            ({_first("queue_name = band.queue_name AND priority < band.priority")})
             UNION ALL
-            (
-                SELECT queue_name, priority, available_at, id
-                  FROM django_pgqueue_job
-                 WHERE status = 'pending'
-                   AND queue_name > band.queue_name
-                 ORDER BY queue_name, priority DESC, available_at, id
-                 LIMIT 1
-            )
+            ({_first("queue_name > band.queue_name AND queue_name < band.before")})
+            UNION ALL
+            ({_first("queue_name > band.queue_name AND band.before IS NULL")})
           ) AS candidate
          ORDER BY candidate.queue_name, candidate.priority DESC
          LIMIT 1
      ) AS following
 )
-SELECT queue_name, priority, EXTRACT(EPOCH FROM available_at)::float8, id,
-       (EXTRACT(EPOCH FROM available_at) - EXTRACT(EPOCH FROM clock_timestamp()))::float8
-  FROM band
 """
 
-# The same for named queues: a worker of one queue does not walk the bands of thousands of others.
-SWEEP_QUEUES_SQL = """
-WITH RECURSIVE band AS (
-    SELECT first.*
-      FROM unnest(%(queue_names)s::text[]) AS wanted(queue_name)
-     CROSS JOIN LATERAL (
-        SELECT queue_name, priority, available_at, id
-          FROM django_pgqueue_job
-         WHERE status = 'pending'
-           AND queue_name = wanted.queue_name
-         ORDER BY queue_name, priority DESC, available_at, id
-         LIMIT 1
-     ) AS first
-    UNION ALL
-    SELECT following.*
-      FROM band
-     CROSS JOIN LATERAL (
-        SELECT queue_name, priority, available_at, id
-          FROM django_pgqueue_job
-         WHERE status = 'pending'
-           AND queue_name = band.queue_name
-           AND priority < band.priority
-         ORDER BY queue_name, priority DESC, available_at, id
-         LIMIT 1
-     ) AS following
-)
-SELECT queue_name, priority, EXTRACT(EPOCH FROM available_at)::float8, id,
-       (EXTRACT(EPOCH FROM available_at) - EXTRACT(EPOCH FROM clock_timestamp()))::float8
-  FROM band
+_FOUND_SQL = """
+SELECT queue_name, priority, EXTRACT(EPOCH FROM available_at)::float8, id FROM ({found}) AS found
+UNION ALL
+SELECT NULL, NULL, EXTRACT(EPOCH FROM clock_timestamp())::float8, NULL
 """
+
+# A worker of one queue does not walk the bands of thousands of others.
+SWEEP_QUEUES_SQL = f"WITH RECURSIVE {_WITHIN_SQL}" + _FOUND_SQL.format(
+    found=f"{_KNOWN_SQL} UNION ALL SELECT queue_name, priority, available_at, id FROM within"
+)
+
+SWEEP_SQL = f"WITH RECURSIVE {_WITHIN_SQL}, {_OUTSIDE_SQL}" + _FOUND_SQL.format(
+    found=f"""{_KNOWN_SQL}
+    UNION ALL SELECT queue_name, priority, available_at, id FROM within
+    UNION ALL SELECT queue_name, priority, available_at, id FROM outside"""
+)
 
 # A volatile function is never an index condition; the clock in a subselect is. It is read once, so that an
 # attempt has one beginning: the first start of a job is when it was claimed first, to the microsecond.
@@ -135,7 +181,9 @@ WITH moment AS MATERIALIZED (
     SELECT clock_timestamp() AS now
 ), picked AS MATERIALIZED (
     SELECT job.id
-      FROM unnest(%(queue_names)s::text[], %(priorities)s::smallint[]) AS band(queue_name, priority)
+      FROM unnest(
+               %(queue_names)s::text[], %(priorities)s::smallint[], %(floors_at)s::float8[], %(floor_ids)s::bigint[]
+           ) AS band(queue_name, priority, floor_at, floor_id)
      CROSS JOIN LATERAL (
         SELECT id
           FROM django_pgqueue_job
@@ -143,6 +191,7 @@ WITH moment AS MATERIALIZED (
            AND queue_name = band.queue_name
            AND priority = band.priority
            AND available_at <= (SELECT now FROM moment)
+           AND (available_at, id) >= (to_timestamp(band.floor_at), band.floor_id)
          ORDER BY available_at, id
          LIMIT %(limit)s
            FOR NO KEY UPDATE SKIP LOCKED
@@ -183,9 +232,51 @@ class EarlierAttempt(NamedTuple):
 
 def sweep(connection: Connection, queue_names: Sequence[str] | None = None) -> list[Band]:
     """Return every band with a pending job, due or not, of all queues or of *queue_names*; locks nothing."""
-    if queue_names is None:
-        return [Band(*row) for row in fetch(connection, SWEEP_SQL, {})]
-    return [Band(*row) for row in fetch(connection, SWEEP_QUEUES_SQL, {"queue_names": sorted(set(queue_names))})]
+    return sweep_parts(connection, (), queue_names).bands
+
+
+def sweep_parts(
+    connection: Connection,
+    known: Sequence[Part],
+    queue_names: Sequence[str] | None = None,
+    excluded: Iterable[str] = (),
+) -> Sweep:
+    """
+    Look at parts of the *known* bands, and for bands that are not known; locks nothing.
+
+    Of *queue_names*, if they are given, else of all queues but the *excluded*.
+    """
+    sql = SWEEP_SQL if queue_names is None else SWEEP_QUEUES_SQL
+    rows = fetch(connection, sql, sweep_parameters(known, queue_names, excluded))
+    [clock] = [moment for name, _, moment, _ in rows if name is None]
+    found = [row for row in rows if row[0] is not None]
+    return Sweep([Band(name, priority, at, job_id, at - clock) for name, priority, at, job_id in found], clock)
+
+
+def sweep_parameters(
+    known: Sequence[Part], queue_names: Iterable[str] | None = None, excluded: Iterable[str] = ()
+) -> dict[str, Any]:
+    """Return the parameters of the sweep: what is known, and the gaps between."""
+    priorities: dict[str, list[int]] = {name: [] for name in queue_names or ()}
+    for part in known:
+        priorities.setdefault(part.queue_name, []).append(part.priority)
+    gaps = [gap for name, those_known in priorities.items() for gap in _gaps(name, those_known)]
+    return {
+        "queue_names": [part.queue_name for part in known],
+        "priorities": [part.priority for part in known],
+        "since": [part.since for part in known],
+        "until": [part.until for part in known],
+        "gap_queues": [name for name, _, _ in gaps],
+        "gap_below": [below for _, below, _ in gaps],
+        "gap_above": [above for _, _, above in gaps],
+        "skipped": sorted({*priorities, *excluded}) if queue_names is None else [],
+    }
+
+
+def _gaps(queue_name: str, priorities: list[int]) -> Iterable[tuple[str, int, int]]:
+    """Yield the gaps around *priorities* that are not empty: the queue, and the priorities that bound the gap."""
+    bounds = [PRIORITY_BOUND, *sorted(set(priorities), reverse=True), -PRIORITY_BOUND]
+    return ((queue_name, below, above) for below, above in pairwise(bounds) if below - above > 1)
 
 
 def claim(
@@ -203,12 +294,18 @@ def claim(
     parameters = {
         "queue_names": [band.queue_name for band in bands],
         "priorities": [band.priority for band in bands],
+        "floors_at": [band.floor_at for band in bands],
+        "floor_ids": [band.floor_id for band in bands],
         "owner": owner,
         "limit": limit,
         "lease_seconds": lease_seconds,
     }
-    jobs = [ClaimedJob(*row) for row in fetch(connection, CLAIM_SQL, parameters)]
     # RETURNING promises no order.
+    return in_order(ClaimedJob(*row) for row in fetch(connection, CLAIM_SQL, parameters))
+
+
+def in_order(jobs: Iterable[ClaimedJob]) -> list[ClaimedJob]:
+    """Return *jobs* in the order in which they should run."""
     return sorted(jobs, key=lambda job: (-job.priority, job.available_at, job.id))
 
 

@@ -13,14 +13,26 @@ CANCEL_CHANNEL = "django_pgqueue_cancel"  # and these nothing at all: some runni
 # row changed since the snapshot is an error (40001) instead of a row to pass over. Each statement is
 # shaped for one index, and a planner that trusts stale statistics must not think otherwise. LOCAL,
 # because a pooler would hand session settings on to someone else.
-BEGIN_ROUND_SQL = """
-BEGIN ISOLATION LEVEL READ COMMITTED;
+BEGIN_SQL = "BEGIN ISOLATION LEVEL READ COMMITTED"
+BEGIN_ROUND_SQL = f"""
+{BEGIN_SQL};
 SET LOCAL lock_timeout = '500ms';
 SET LOCAL statement_timeout = '10s';
 SET LOCAL idle_in_transaction_session_timeout = '10s';
 SET LOCAL enable_seqscan = off;
 SET LOCAL enable_bitmapscan = off;
 SET LOCAL jit = off
+"""
+
+# The same for a session that is known to be ours alone: once, and a single statement needs no transaction around it.
+SESSION_SQL = """
+SET default_transaction_isolation = 'read committed';
+SET lock_timeout = '500ms';
+SET statement_timeout = '10s';
+SET idle_in_transaction_session_timeout = '10s';
+SET enable_seqscan = off;
+SET enable_bitmapscan = off;
+SET jit = off
 """
 
 ROUND_LIMIT_SECONDS = 10.0  # the statement_timeout above: two of them, and a pause, fit into the default lease

@@ -33,6 +33,7 @@ from ..statements import leases
 from ..statements.database import is_lock_conflict, is_refusal
 from ..statements.settle import Settlement, settle, settle_carefully
 from .announcer import Announcer
+from .claimer import Claimer
 from .config import WorkerConfig
 from .connection import Outage, Session
 from .holdings import Holdings
@@ -90,13 +91,10 @@ class Child:
         self._alarms: SimpleQueue[None] = SimpleQueue()  # its put() may be called from a signal handler
         self._held: dict[Claim, HeldJob] = {}
         self._unsettled: list[Outcome] = []
-        self._was_woken = False
-        self._claim_at = 0.0  # monotonic; when to look for jobs next
-        self._lease_ends = 0.0  # monotonic; of the claims just made, if they are not renewed
+        self._claimer = Claimer(config)
         self._retry_at = 0.0  # when to touch the database again after a failure
         self._buffered_since: float | None = None
         self._stop_by: float | None = None  # the end of the grace period, once stopping
-        self._drained = False
         self._said_lost: SimpleQueue[tuple[Claim, type[Interruption]]] = SimpleQueue()  # by the supervisor
         self._voice = voice
         self._jobs_left = float("inf") if config.max_jobs is None else config.max_jobs
@@ -137,9 +135,8 @@ class Child:
         self._wake_up()
 
     def wake(self) -> None:
-        """Look for jobs now. From any thread."""
-        # A flag: a round that is under way will set the time of the next look, and has not seen these jobs.
-        self._was_woken = True
+        """Claim now: there may be jobs. From any thread."""
+        self._claimer.wake()
         self._wake_up()
 
     def _wake_up(self) -> None:
@@ -167,6 +164,7 @@ class Child:
         try:
             settlement, claimed, earlier = self._round(wanted)
         except psycopg.Error as error:
+            self._claimer.failed()
             self._retry_at = time.monotonic() + self._recover_from(error)
             return 0.0
         self._outage.over()
@@ -185,17 +183,20 @@ class Child:
         batch = list(self._unsettled)
         claimed: list[claiming.ClaimedJob] = []
         earlier: dict[int, list] = {}
+        if not batch and not self._names.has_old and self._claimer.can_peek():
+            with self._session.single() as connection:
+                if not self._claimer.peek(connection):
+                    return Settlement(), claimed, earlier
         try:
             with self._session.round() as connection:
                 self._release_old(connection)
                 settlement = settle(connection, batch) if batch else Settlement()
                 if wanted:
-                    claimed = self._claim(connection, wanted)
+                    self._names.claiming()
+                    claimed = self._claimer.claim(connection, self._names.current, wanted)
                     earlier = claiming.earlier_attempts(connection, claimed)
         except (psycopg.Error, UnicodeEncodeError) as error:
-            # What the claim saw was rolled back with it, or is in doubt.
-            self._claim_at = 0.0
-            self._drained = False
+            self._claimer.failed()
             if not batch or not (is_lock_conflict(error) or is_refusal(error)):
                 raise
             # One row must not keep the others; claiming waits for the next turn.
@@ -203,32 +204,10 @@ class Child:
             return settlement, [], {}
         return settlement, claimed, earlier
 
-    def _claim(self, connection: psycopg.Connection, wanted: int) -> list[claiming.ClaimedJob]:
-        queues = self._config.queues
-        bands = queues.served(claiming.sweep(connection, queues.to_sweep))
-        self._names.claiming()
-        self._lease_ends = time.monotonic() + self._config.lease
-        claimed = claiming.claim(connection, claiming.due(bands), self._names.current, wanted, self._config.lease)
-        if len(claimed) < wanted:
-            # Nothing more now: jobs may be locked by others or not due. A notification, the next due
-            # job, or the poll will bring the loop back.
-            if claimed:  # they hid what follows them
-                bands = queues.served(claiming.sweep(connection, queues.to_sweep))
-            poll = self._config.poll * random.uniform(0.8, 1.2)
-            next_due = claiming.next_due_in(bands)
-            self._claim_at = time.monotonic() + (poll if next_due is None else min(poll, next_due))
-            self._drained = not claiming.due(bands)
-        else:
-            self._claim_at = 0.0
-        return claimed
-
     def _wanted(self, now: float) -> int:
-        if self._was_woken:
-            self._was_woken = False
-            self._claim_at = 0.0
         if self._announcer.is_far_behind:
-            self._claim_at = now + CATCH_UP_SECONDS
-        if self._stop_by is not None or now < self._claim_at:
+            self._claimer.not_before(now + CATCH_UP_SECONDS)
+        if not self._claimer.is_due(now) or self._stop_by is not None:
             return 0
         return int(max(min(self._pacing.wanted(len(self._held)), self._jobs_left - len(self._held)), 0))
 
@@ -286,7 +265,7 @@ class Child:
             return
         for job in claimed:
             claim = Claim(job.id, job.claim_version)
-            held = HeldJob(job, earlier.get(job.id, ()), self._holdings.add(claim), self._lease_ends)
+            held = HeldJob(job, earlier.get(job.id, ()), self._holdings.add(claim), self._claimer.lease_ends)
             self._held[claim] = held
             self._slots.give(held)
         if claimed:
@@ -312,15 +291,14 @@ class Child:
 
     def _expect_more(self) -> None:
         """A job has ended, and may have enqueued others."""
-        self._drained = False
-        self._claim_at = 0.0 if self._config.burst else self._claim_at
+        self._claimer.expect_jobs(0.0 if self._config.burst else float("inf"))
 
     def _end(self, written: Outcome) -> None:
         """A claim has ended as *written* and committed."""
         if (held := self._forget(written.claim)) is not None and held.attempted is not None:
             self._announcer.announce(held.attempted, written)
         if isinstance(written, Retried | Snoozed):
-            self._claim_at = min(self._claim_at, time.monotonic() + written.delay_seconds)
+            self._claimer.expect_jobs(time.monotonic() + written.delay_seconds)
 
     def _forget(self, claim: Claim) -> HeldJob | None:
         held = self._held.pop(claim, None)
@@ -374,7 +352,7 @@ class Child:
         if self._stop_by is not None:
             moments.append(self._stop_by)
         elif self._pacing.wanted(len(self._held)) and self._jobs_left > len(self._held):
-            moments.append(max(self._claim_at, self._retry_at))
+            moments.append(max(self._claimer.at, self._retry_at))
         if self._names.has_old:
             moments.append(now + 1.0)
         return max(min(moments) - now, 0.0)
@@ -386,7 +364,7 @@ class Child:
             # Nothing but the end of this process ends a task that has ignored its deadline.
             overdue_at = time.monotonic() - self._config.grace
             return all(held.deadline < overdue_at for held in self._held.values()) or self._has_outlasted_grace()
-        is_done = self._jobs_left <= 0 or (self._config.burst and self._drained)
+        is_done = self._jobs_left <= 0 or (self._config.burst and self._claimer.is_drained)
         return is_done and not self._held and not self._unsettled
 
     def _has_outlasted_grace(self) -> bool:
@@ -413,6 +391,9 @@ class Child:
                     logger.debug("Told to stop within %g s.", word["grace"])
                 case "wake":
                     self.wake()
+                case "look":
+                    self._claimer.ask()
+                    self._wake_up()
                 case "lost" | "cancelled" as kind:
                     for claim in word["claims"]:
                         self._said_lost.put((Claim(*claim), TaskCancelled if kind == "cancelled" else ClaimLost))

@@ -23,7 +23,15 @@ import psycopg
 from django.db import connections
 from psycopg import sql
 
-from ..statements.database import BEGIN_ROUND_SQL, ROUND_LIMIT_SECONDS, execute, fetch, is_schema_missing
+from ..statements.database import (
+    BEGIN_ROUND_SQL,
+    BEGIN_SQL,
+    ROUND_LIMIT_SECONDS,
+    SESSION_SQL,
+    execute,
+    fetch,
+    is_schema_missing,
+)
 
 logger = logging.getLogger("django_pgqueue")
 
@@ -34,14 +42,15 @@ SHORTEST_CONNECT_SECONDS = 2  # of one host, as in libpq
 ADDRESSES_OF_A_HOST = 2  # that a name stands for: each is tried for as long as the host
 ANSWER_FACTOR = 1.5  # how much longer than the server's limit to wait for its answer
 SHORTEST_IDLE_LIMIT_SECONDS = 1.0
+PREPARE_AFTER = 3  # executions of a statement; planning a claim takes longer than the claim of one job
 
 # What a server says, or nobody, while it cannot be used. Read-only is a standby, or a primary about to become one.
 AWAY = (psycopg.OperationalError, psycopg.errors.ReadOnlySqlTransaction)
 
 # Half a transaction whose client is gone must let go of its rows, too.
 LIMIT_SQL = """
-SELECT set_config('statement_timeout', %(milliseconds)s, true),
-       set_config('idle_in_transaction_session_timeout', %(idle_milliseconds)s, true)
+SELECT set_config('statement_timeout', %(milliseconds)s, %(for_the_round)s),
+       set_config('idle_in_transaction_session_timeout', %(idle_milliseconds)s, %(for_the_round)s)
 """
 
 # A network that swallows packets must be noticed well before a lease ends.
@@ -62,6 +71,7 @@ class WatchedConnection(psycopg.Connection):
         super().__init__(*args, **options)
         self.cursor_factory = _WatchedCursor
         self.answer_within = ROUND_LIMIT_SECONDS * ANSWER_FACTOR
+        self.is_direct = False  # whether this session of the server is ours alone, and has a round's settings
         self._asked_at: float | None = None
         self._overdue: float | None = None
         self._was_broken_off = False
@@ -161,15 +171,26 @@ class Session:
         limit = self.limit_seconds if limit_seconds is None else min(limit_seconds, self.limit_seconds)
         connection.answer_within = limit * ANSWER_FACTOR
         try:
-            execute(connection, BEGIN_ROUND_SQL)
-            if limit != ROUND_LIMIT_SECONDS:
-                fetch(connection, LIMIT_SQL, _limits(limit))
+            execute(connection, BEGIN_SQL if connection.is_direct else BEGIN_ROUND_SQL)
+            if limit != (self.limit_seconds if connection.is_direct else ROUND_LIMIT_SECONDS):
+                fetch(connection, LIMIT_SQL, _limits(limit, for_the_round=True))
             yield connection
             execute(connection, "COMMIT")
         except BaseException:
             with suppress(psycopg.Error):
                 execute(connection, "ROLLBACK")
             raise
+
+    @contextmanager
+    def single(self) -> Iterator[psycopg.Connection]:
+        """Like a round, for one statement, which then needs no transaction around it where the session is ours."""
+        connection = self.connection
+        if connection.is_direct:
+            connection.answer_within = self.limit_seconds * ANSWER_FACTOR
+            yield connection
+        else:
+            with self.round():
+                yield connection
 
     def close(self) -> None:
         """Close the connection if there is one; the next use opens another."""
@@ -185,21 +206,35 @@ class Session:
             parameters.pop(django_only, None)
         parameters = {**_DEFAULTS, **parameters, "application_name": self._application_name}
         parameters["connect_timeout"] = _connect_seconds(parameters, self.limit_seconds)
-        parameters["prepare_threshold"] = None  # a round begins with several statements in one, which none can prepare
+        parameters["prepare_threshold"] = None
         connection = WatchedConnection.connect(**parameters, autocommit=True)
         self._connection = connection  # from here on it can be broken off
-        if role := wrapper.settings_dict["OPTIONS"].get("assume_role"):
-            try:
+        try:
+            if role := wrapper.settings_dict["OPTIONS"].get("assume_role"):
                 connection.execute(sql.SQL("SET ROLE {}").format(sql.Identifier(role)))
-            except psycopg.Error:
-                connection.close()
-                raise
+            if not is_pooled(connection):
+                execute(connection, SESSION_SQL)
+                fetch(connection, LIMIT_SQL, _limits(self.limit_seconds, for_the_round=False))
+                connection.prepare_threshold = PREPARE_AFTER
+                connection.is_direct = True
+        except psycopg.Error:
+            connection.close()
+            raise
         return connection
 
 
-def _limits(seconds: float) -> dict[str, str]:
+def is_pooled(connection: psycopg.Connection) -> bool:
+    """Whether the process that answers is not the one that the server named when the connection was made."""
+    return connection.info.backend_pid != fetch(connection, "SELECT pg_backend_pid()", {})[0][0]
+
+
+def _limits(seconds: float, *, for_the_round: bool) -> dict[str, Any]:
     idle_seconds = max(seconds, SHORTEST_IDLE_LIMIT_SECONDS)
-    return {"milliseconds": f"{seconds * 1000:.0f}", "idle_milliseconds": f"{idle_seconds * 1000:.0f}"}
+    return {
+        "milliseconds": f"{seconds * 1000:.0f}",
+        "idle_milliseconds": f"{idle_seconds * 1000:.0f}",
+        "for_the_round": for_the_round,
+    }
 
 
 def _connect_seconds(parameters: dict[str, Any], limit_seconds: float) -> int:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 import psycopg
 
-from ..statements.database import CANCEL_CHANNEL, CHANNEL, fetch
+from ..statements.database import CANCEL_CHANNEL, CHANNEL
 from .config import WorkerConfig
 from .connection import Outage, Session, WatchedConnection
 
@@ -69,7 +69,7 @@ class Listener(threading.Thread):
 
     def _listen(self) -> None:
         connection = self._session.connection
-        if _is_pooled(connection) and not self._can_hear(connection):
+        if not connection.is_direct and not self._can_hear(connection):
             self._outage.over()
             self._do_without()
             return
@@ -122,8 +122,3 @@ class Listener(threading.Thread):
     def _close(self) -> None:
         for session in self.sessions:
             session.close()
-
-
-def _is_pooled(connection: WatchedConnection) -> bool:
-    """Whether the process that answers is not the one that the server named when the connection was made."""
-    return connection.info.backend_pid != fetch(connection, "SELECT pg_backend_pid()", {})[0][0]

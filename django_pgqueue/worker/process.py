@@ -119,8 +119,12 @@ class ChildProcess:
         self._process.terminate()
 
     def wake(self) -> None:
-        """Tell it that there may be jobs."""
+        """Tell it that there are jobs, as far as one knows."""
         self._say_line({"word": "wake"})
+
+    def look(self) -> None:
+        """Tell it that it is time to look whether there are jobs."""
+        self._say_line({"word": "look"})
 
     def tell_lost(self, claims: list[Claim], *, by_cancellation: bool = False) -> None:
         """Tell it that *claims* are not its own any more."""

@@ -7,6 +7,7 @@ the database happens in `Upkeep` and `Listener`, so that a database that does no
 
 import logging
 import os
+import random
 import secrets
 import socket
 import time
@@ -45,6 +46,7 @@ class Supervisor:
         self._listener = Listener(config, self._wake_one, self._upkeep.check_claims)
         self._session = Session(config.database, f"pgqueue start {os.getpid()}")
         self._watchdog = Watchdog([self._session, self._upkeep.session, *self._listener.sessions])
+        self._look_at = 0.0  # monotonic; when to have the next child look for jobs
         self._places = [Place(config, self._upkeep.report) for _ in range(config.processes)]
 
     def run(self) -> int:
@@ -82,6 +84,9 @@ class Supervisor:
             for place in self._places:
                 if place.look():
                     self._wake_one(but_not=place.child)
+            if time.monotonic() >= self._look_at:
+                self._look_at = time.monotonic() + self._config.poll * random.uniform(0.8, 1.2)
+                self._have_one_look()
             bury_orphans([child.pid for child in self._children()])
             if self._stop_by is None and any(place.gave_up for place in self._places):
                 self._begin_stop("A child died %d times before it could start; giving up.", MAX_EARLY_DEATHS)
@@ -95,7 +100,7 @@ class Supervisor:
 
     def _pause(self) -> float:
         restarts = [place.restart_at for place in self._places if place.child is None and not place.is_over]
-        return min(LOOK_SECONDS, max(min(restarts, default=float("inf")) - time.monotonic(), 0.0))
+        return min(LOOK_SECONDS, max(min([*restarts, self._look_at]) - time.monotonic(), 0.0))
 
     def _begin_stop(self, reason: str, *values: float) -> None:
         logger.log(logging.INFO if self._signals.count else logging.ERROR, reason, *values)
@@ -131,6 +136,19 @@ class Supervisor:
         idlest = max(free, key=free.__getitem__, default=None)
         for child in [idlest] if idlest is not None and free[idlest] > 0 else children:
             child.wake()
+
+    def _have_one_look(self) -> None:
+        """
+        Let one child with a free slot look for jobs, since a notification may have been lost.
+
+        One after the other has its turn: the one with the most free slots may be the one that hangs.
+        """
+        for _ in self._places:
+            self._places.append(self._places.pop(0))
+            child = self._places[-1].child
+            if child is not None and len(child.held()) < self._config.concurrency:
+                child.look()
+                return
 
     # ---- before the first child
 

@@ -1,0 +1,112 @@
+"""
+The part of a child's control loop that finds jobs: when to look for them, where, and what it makes of the answer.
+
+Most claims know where to begin (`Floors`) and are one statement. One that comes back with fewer jobs than asked is
+followed by a look, at once or as soon as looks are affordable, and by another claim if that has found anything.
+Only then is nothing left to do until the next job is due or someone says that there is one: the supervisor, which
+hears of notifications and sees to it that somebody looks every poll interval.
+"""
+
+import random
+import time
+
+import psycopg
+
+from ..statements import claim as claiming
+from .config import WorkerConfig
+from .floors import Floors
+
+# Unasked, in case that the supervisor always asks another child. It asks far more often.
+LOOK_UNASKED_SECONDS = 10.0
+
+
+class Claimer:
+    """*at* is when to claim next, by the monotonic clock. *is_drained*: nothing was left that may run now."""
+
+    def __init__(self, config: WorkerConfig) -> None:
+        self.at = 0.0
+        self.is_drained = False
+        self.lease_ends = 0.0  # monotonic; of the claims made last, if they are not renewed
+        self._config = config
+        self._floors = Floors(config.queues, config.processes)
+        self._was_woken = False
+        self._was_asked = False
+
+    def wake(self) -> None:
+        """Claim next time: there may be a job. From any thread."""
+        # A flag: a round that is under way will set the time of the next claim, and has not seen this job.
+        self._was_woken = True
+
+    def ask(self) -> None:
+        """Look next time whether there is a job. From any thread."""
+        self._was_asked = True
+
+    def expect_jobs(self, at: float = 0.0) -> None:
+        """There is, or will be at the monotonic moment *at*, a job that no look has seen."""
+        self.is_drained = False
+        self.at = min(self.at, at)
+
+    def not_before(self, at: float) -> None:
+        self.at = max(self.at, at)
+
+    def is_due(self, now: float) -> bool:
+        """Whether to claim at the moment *now*. Takes note of who has called."""
+        if self._was_woken:
+            self._was_woken = self._was_asked = False
+            self.at = 0.0
+        return self._was_asked or now >= self.at
+
+    def can_peek(self) -> bool:
+        """Whether a look alone would tell if a claim is worth a transaction: nobody has said that there is a job."""
+        return self._was_asked and time.monotonic() < self.at and self._floors.may_look()
+
+    def peek(self, connection: psycopg.Connection) -> bool:
+        """Look, in one statement; whether a job may run now."""
+        self._was_asked = False
+        self._floors.look(connection)
+        if self._floors.any_due():
+            self.at = 0.0
+            return True
+        self._rest()
+        return False
+
+    def claim(self, connection: psycopg.Connection, owner: str, wanted: int) -> list[claiming.ClaimedJob]:
+        """Claim up to *wanted* jobs for *owner*, and decide when to claim next."""
+        floors = self._floors
+        self._was_asked = False
+        self.lease_ends = time.monotonic() + self._config.lease
+        jobs = self._claim(connection, owner, wanted)
+        has_looked = False
+        if len(jobs) < wanted and floors.may_look():
+            floors.look(connection, everywhere=self._config.burst)
+            has_looked = True
+            if floors.any_due():
+                jobs = claiming.in_order([*jobs, *self._claim(connection, owner, wanted - len(jobs))])
+        elif floors.must_look():
+            floors.look(connection)
+        floors.look_behind(connection)
+        if len(jobs) == wanted:
+            self.at = 0.0
+        elif has_looked:
+            self.is_drained = not floors.any_due()
+            self._rest()
+        else:
+            self.at = floors.may_look_at
+        return jobs
+
+    def _claim(self, connection: psycopg.Connection, owner: str, wanted: int) -> list[claiming.ClaimedJob]:
+        jobs = claiming.claim(connection, self._floors.bands(), owner, wanted, self._config.lease)
+        self._floors.claimed(jobs)
+        return jobs
+
+    def failed(self) -> None:
+        """What the last claim has found was rolled back with it, or is in doubt."""
+        self.at = 0.0
+        self.is_drained = False
+
+    def _rest(self) -> None:
+        """Nothing more can be had now: jobs may be locked by others or not due."""
+        by_itself = self._config.poll
+        if not self._config.burst and not self._floors.any_due():
+            by_itself = max(by_itself, LOOK_UNASKED_SECONDS)
+        self.at = time.monotonic() + min(by_itself * random.uniform(0.8, 1.2), self._floors.next_due_in())

@@ -1,0 +1,172 @@
+"""
+What a child knows of the bands it serves, so that it does not walk the same dead index entries twice.
+
+A band's floor is the place below which no pending job was seen. Claims begin there and raise it to the last
+job they took. It is a hint, and wrong now and then: a transaction that was open for long commits a job from
+before, a claim is rolled back. So the child *looks* below the floors, too, whenever a claim has found less than
+it asked for, and now and then while it is busy; and whenever a look was dear, it pays for it by waiting
+many times as long before the next.
+
+Once looking is dear it comes in two kinds. What commits late is rarely old, so a look reaches back some
+seconds only, as far as it is cheap. What lies before that is looked at behind it, from new to old, a piece at a time.
+"""
+
+import time
+from collections.abc import Sequence
+
+from ..statements.claim import Band, ClaimedJob, Part, sweep_parts
+from ..statements.database import Connection
+from .config import Queues
+
+IDLE_PAUSES = 20  # in times of what the last look took
+BUSY_PAUSES = 100
+SHORTEST_IDLE_PAUSE_SECONDS = 0.004
+SHORTEST_BUSY_PAUSE_SECONDS = 0.1
+CHEAP_SECONDS = 0.001
+DEAR_SECONDS = 0.004
+SHORTEST_REACH_SECONDS = 1.0
+REACH_GROWTH = 4.0
+REACH_PATIENCE_SECONDS = 30.0  # after a look that reached too far
+PIECE_SECONDS = 0.02  # of what lies behind, at a time
+MARGIN_SECONDS = 1.0  # a floor that is raised stays so far behind the clock: younger transactions need no look
+FORGET_SECONDS = 2.0  # a band that is empty for so long
+FORGET_DEAR_SECONDS = 600.0  # the same when finding it again would be dear
+
+INFINITY = float("inf")
+
+
+class Floors:
+    """
+    For one control loop. *share* is how many of them look for jobs in one worker: together they look as often
+    as one would.
+    """
+
+    def __init__(self, queues: Queues, share: int = 1) -> None:
+        self._queues = queues
+        self._share = share
+        self._bands: dict[tuple[str, int], Band] = {}
+        self._seen_at: dict[tuple[str, int], float] = {}  # monotonic
+        self._clock_offset = 0.0  # from the monotonic clock to the database's, in seconds
+        self._may_look_at = 0.0  # these four: monotonic
+        self._look_at = 0.0
+        self._look_behind_at = 0.0
+        self._may_reach_further_at = 0.0
+        self._reach = INFINITY  # how many seconds before now a look begins
+        self._behind_until: float | None = None  # where the next piece behind ends, by the database's clock
+        self._behind_width = SHORTEST_REACH_SECONDS
+        self._oldest = INFINITY  # that this child has met, by the database's clock
+
+    def bands(self) -> list[Band]:
+        """The bands in the order in which a claim serves them: highest priority first, then longest waiting."""
+        return sorted(self._bands.values(), key=lambda band: (-band.priority, band.floor_at, band.floor_id))
+
+    def claimed(self, jobs: Sequence[ClaimedJob]) -> None:
+        """Raise the floors to what was claimed last; *jobs* come as `claim` sorts them."""
+        last = {(job.queue_name, job.priority): job for job in jobs}
+        for place, job in last.items():
+            if (band := self._bands.get(place)) is not None:
+                self._bands[place] = band._replace(floor_at=job.available_at, floor_id=job.id)
+
+    # ---- when to look
+
+    @property
+    def may_look_at(self) -> float:
+        """From when on, monotonic, another look is not too much."""
+        return self._may_look_at
+
+    def may_look(self) -> bool:
+        return time.monotonic() >= self._may_look_at
+
+    def must_look(self) -> bool:
+        """Whether even a child that finds all it asks for should look: a band may be new, a job have come late."""
+        return time.monotonic() >= self._look_at
+
+    # ---- what a look has shown
+
+    def any_due(self) -> bool:
+        """Whether the last look saw a job that may run."""
+        clock = time.monotonic() + self._clock_offset
+        return any(band.first_available_at <= clock for band in self._bands.values())
+
+    def next_due_in(self) -> float:
+        """The seconds until the next job that the last look saw may run, ``inf`` if it saw none."""
+        clock = time.monotonic() + self._clock_offset
+        firsts = (band.first_available_at for band in self._bands.values())
+        return min((first - clock for first in firsts if first > clock), default=INFINITY)
+
+    # ---- looking
+
+    def look(self, connection: Connection, *, everywhere: bool = False) -> None:
+        """Find new bands, and the first job of each: of all its jobs if *everywhere*, else as far as is cheap."""
+        began = time.monotonic()
+        reach = INFINITY if everywhere else self._reach
+        since = began + self._clock_offset - reach
+        parts = [Part(band.queue_name, band.priority, min(since, band.floor_at)) for band in self._bands.values()]
+        seen = sweep_parts(connection, parts, self._queues.to_sweep, self._queues.excluded)
+        now = time.monotonic()
+        self._clock_offset = seen.clock - now
+        is_dear = now - began > DEAR_SECONDS
+        self._learn({(band.queue_name, band.priority): band for band in seen.bands}, seen.clock, is_dear)
+        if not everywhere:
+            self._set_reach(now - began, now)
+        self._may_look_at = now + self._share * max(SHORTEST_IDLE_PAUSE_SECONDS, IDLE_PAUSES * (now - began))
+        self._look_at = now + self._share * max(SHORTEST_BUSY_PAUSE_SECONDS, BUSY_PAUSES * (now - began))
+
+    def look_behind(self, connection: Connection) -> None:
+        """Look at the next piece of what the looks do not reach, if there is any and it is time to."""
+        began = time.monotonic()
+        if self._reach == INFINITY or began < self._look_behind_at:
+            return
+        clock = began + self._clock_offset
+        until = clock - self._reach if self._behind_until is None else self._behind_until
+        since = until - self._behind_width if until - self._behind_width > self._oldest else -INFINITY
+        parts = [Part(band.queue_name, band.priority, since, until) for band in self._bands.values()]
+        for found in sweep_parts(connection, parts, self._queues.to_sweep, self._queues.excluded).bands:
+            self._lower(found)
+        took = time.monotonic() - began
+        self._behind_width *= max(min(PIECE_SECONDS / max(took, 1e-6), REACH_GROWTH), 1 / REACH_GROWTH)
+        self._behind_until = None if since == -INFINITY else since
+        self._look_behind_at = time.monotonic() + self._share * max(SHORTEST_BUSY_PAUSE_SECONDS, BUSY_PAUSES / 2 * took)
+
+    def _set_reach(self, took: float, now: float) -> None:
+        if took > DEAR_SECONDS:
+            self._reach = SHORTEST_REACH_SECONDS if self._reach == INFINITY else self._reach / REACH_GROWTH
+            self._reach = max(self._reach, SHORTEST_REACH_SECONDS)
+            self._may_reach_further_at = now + REACH_PATIENCE_SECONDS
+        elif took < CHEAP_SECONDS and self._reach < INFINITY and now > self._may_reach_further_at:
+            self._reach *= REACH_GROWTH
+            if now + self._clock_offset - self._reach < self._oldest:
+                self._reach = INFINITY
+
+    def _learn(self, seen: dict[tuple[str, int], Band], clock: float, is_dear: bool) -> None:
+        now = time.monotonic()
+        for place, found in seen.items():
+            self._seen_at[place] = now
+            self._lower(found)
+            self._raise(place, min(found.first_available_at, clock - MARGIN_SECONDS), found.first_available_at)
+        forget_after = FORGET_SECONDS if self._reach == INFINITY and not is_dear else FORGET_DEAR_SECONDS
+        for place in [place for place in self._bands if place not in seen]:
+            if now - self._seen_at[place] > forget_after:
+                del self._bands[place], self._seen_at[place]
+            else:
+                # Where others claim, only this keeps their dead entries from being walked at each claim.
+                self._raise(place, clock - MARGIN_SECONDS if is_dear else -INFINITY, INFINITY)
+
+    def _lower(self, found: Band) -> None:
+        """Let a band be known whose first job is *found*, or let its floor be at that job if it is above."""
+        place = (found.queue_name, found.priority)
+        band = self._bands.get(place)
+        first = (found.first_available_at, found.first_id)
+        if band is None or first < (band.floor_at, band.floor_id):
+            clock = time.monotonic() + self._clock_offset
+            floor_at, floor_id = min(first, (clock, 0))  # a job of the future must not hide those that come before
+            self._bands[place] = found._replace(floor_at=floor_at, floor_id=floor_id)
+            self._seen_at.setdefault(place, time.monotonic())
+            if floor_at > -INFINITY:
+                self._oldest = min(self._oldest, floor_at)
+
+    def _raise(self, place: tuple[str, int], floor_at: float, first_available_at: float) -> None:
+        band = self._bands[place]._replace(first_available_at=first_available_at)
+        if floor_at > band.floor_at:
+            band = band._replace(floor_at=floor_at, floor_id=0)
+        self._bands[place] = band
