@@ -393,10 +393,12 @@ def test_a_renewal_finds_its_rows_by_the_primary_key(table, count):
     check(table, leases.STANDING_SQL, used_by(leases.STANDING_SQL, values), job=[PRIMARY_KEY], buffers=20 + 8 * count)
 
 
-def test_expired_leases_are_read_off_the_index_of_running_jobs(table):
+@pytest.mark.parametrize("reach", [None, 60.0, 1e9])
+def test_expired_leases_are_read_off_the_index_of_running_jobs(table, reach):
     """R19: the longest ended first, no further than the clock or the limit."""
-    check(table, leases.EXPIRED_SQL, {"limit": 500, "patience": 0.0}, job=[RUNNING], buffers=40 + 3 * 500)
-    for plan in table.plans(leases.EXPIRED_SQL, {"limit": 500, "patience": 0.0}):
+    parameters = {"limit": 500, "patience": 0.0, "reach": reach}
+    check(table, leases.EXPIRED_SQL, parameters, job=[RUNNING], buffers=40 + 3 * 500)
+    for plan in table.plans(leases.EXPIRED_SQL, parameters):
         [scan] = [node for node in plan.nodes if node.get("Index Name") == RUNNING]
         assert "lease_until" in scan["Index Cond"], plan
 

@@ -44,6 +44,7 @@ SELECT id
    AND status || '' = 'cancelled'
 """
 
+# Below the reach there are only dead entries, as far as one knows: nobody writes a lease that has ended long ago.
 # The condition is checked again under the row's lock, so a renewal that commits first wins. While the server was
 # away nobody could renew: after its start, all owners first have a moment to come back.
 EXPIRED_SQL = """
@@ -51,6 +52,7 @@ SELECT id, claim_version, attempts, max_attempts, task_path, claimed_by
   FROM django_pgqueue_job
  WHERE status = 'running'
    AND lease_until < (SELECT clock_timestamp())
+   AND lease_until >= COALESCE((SELECT clock_timestamp()) - make_interval(secs => %(reach)s::float8), '-infinity')
    AND (SELECT pg_postmaster_start_time() + make_interval(secs => %(patience)s::float8) < clock_timestamp())
  ORDER BY lease_until
  LIMIT %(limit)s
@@ -136,13 +138,16 @@ def cancelled(connection: Connection, claims: Sequence[Claim]) -> set[int]:
     return {job_id for (job_id,) in fetch(connection, CANCELLED_SQL, parameters)}
 
 
-def lock_expired(connection: Connection, limit: int, patience_seconds: float = 0.0) -> list[Running]:
+def lock_expired(
+    connection: Connection, limit: int, patience_seconds: float = 0.0, reach_seconds: float | None = None
+) -> list[Running]:
     """
     Lock up to *limit* running jobs whose lease has ended, the longest ended first.
 
-    None in the first *patience_seconds* after the start of the server.
+    None in the first *patience_seconds* after the start of the server. With *reach_seconds* only those whose
+    lease ended no longer ago than that.
     """
-    parameters = {"limit": limit, "patience": patience_seconds}
+    parameters = {"limit": limit, "patience": patience_seconds, "reach": reach_seconds}
     return [Running(*row) for row in fetch(connection, EXPIRED_SQL, parameters)]
 
 

@@ -43,6 +43,7 @@ logger = logging.getLogger("django_pgqueue")
 RECOVERY_ROWS = 500
 # After an outage, and after a start: the longest pause between two tries to connect, twice, and a renewal.
 RECOVERY_PATIENCE_SECONDS = 15.0
+RECOVER_ALL_SECONDS = 60.0  # between two looks at all leases, also those that ended long ago
 PRUNE_ROWS = 1_000
 SLICE_PAUSE_SECONDS = 0.2  # between two slices, for the jobs' sake
 PRUNE_PAUSE_SECONDS = 60.0  # after the whole table was walked
@@ -118,7 +119,7 @@ class Upkeep(threading.Thread):
         self._worker_name = name
         self._children = children
         # A renewal that was not answered is broken off, and sent again, before the lease ends.
-        self._session = Session(config.database, f"pgqueue upkeep {os.getpid()}", config.renewal_interval * 0.75)
+        self._session = Session(config.database, f"pgqueue upkeep {os.getpid()}", config.renewal_interval / 2)
         self._outage = Outage(logging.WARNING)
         self._alarms: SimpleQueue[None] = SimpleQueue()
         self._stopping = False
@@ -128,6 +129,7 @@ class Upkeep(threading.Thread):
         self._turned_at = time.monotonic()  # the moment before the first child's first turn
         self._is_away = False
         self._back_at = float("-inf")  # monotonic; when the last outage was over
+        self._recovered_at = self._recovered_all_at = float("-inf")  # monotonic
         self._pruned_up_to = 0
         self._was_told_to_check = False
         self._checked_at = 0.0
@@ -202,17 +204,21 @@ class Upkeep(threading.Thread):
         return self._config.renewal_interval * random.uniform(0.8, 1.0)
 
     @contextmanager
-    def _round(self, limit_seconds: float | None = None) -> Iterator[Connection]:
-        with self._session.round(limit_seconds) as connection:
+    def _answered(self, transaction: AbstractContextManager[Connection]) -> Iterator[Connection]:
+        with transaction as connection:
             yield connection
         self._outage.over()
         if self._is_away:
             self._is_away = False
             self._back_at = time.monotonic()
+            self._recovered_all_at = float("-inf")
 
-    def _small_round(self) -> AbstractContextManager[Connection]:
-        """A round of something that a renewal must not wait for."""
-        return self._round(self._config.renewal_interval / 2)
+    def _round(self) -> AbstractContextManager[Connection]:
+        return self._answered(self._session.round())
+
+    def _single(self) -> AbstractContextManager[Connection]:
+        """For one statement."""
+        return self._answered(self._session.single())
 
     # ---- leases
 
@@ -239,7 +245,7 @@ class Upkeep(threading.Thread):
             claims, superseded = _newest([held.claim for held in child.held()])
             if not claims:
                 continue
-            with self._small_round() as connection:
+            with self._round() as connection:
                 self._tell_lost(connection, child, claims, superseded)
         return float("inf")  # until the next word
 
@@ -260,14 +266,24 @@ class Upkeep(threading.Thread):
         if time.monotonic() - self._renewed_at > self._config.renewal_interval * 1.5:
             return SLICE_PAUSE_SECONDS  # after an outage, our own leases may have ended, and are renewed first
         if self._is_away:  # the first question after an outage is only whether it is over
-            with self._small_round():
+            with self._round():
                 pass
         if (waited := time.monotonic() - self._back_at) < patience:
             return patience - waited  # and so may those of other workers, which come back when they do
-        with self._small_round() as connection:
-            recovered = recover_lost(
-                connection, leases.lock_expired(connection, RECOVERY_ROWS, patience), self._config.constant_delay
-            )
+        began = time.monotonic()
+        # Leases that had ended at the last look were recovered then, or locked; a later one ended later.
+        is_for_all = began - self._recovered_all_at > RECOVER_ALL_SECONDS
+        reach = None if is_for_all else began - self._recovered_at + self._config.lease
+        with self._single() as connection:  # most of the time there is nothing to do
+            has_any = bool(leases.lock_expired(connection, 1, patience, reach))
+        recovered: list[leases.Recovered] = []
+        if has_any:
+            with self._round() as connection:
+                jobs = leases.lock_expired(connection, RECOVERY_ROWS, patience, reach)
+                recovered = recover_lost(connection, jobs, self._config.constant_delay)
+        if len(recovered) < RECOVERY_ROWS:
+            self._recovered_at = began
+            self._recovered_all_at = began if is_for_all else self._recovered_all_at
         if recovered:
             failed = sum(job.status == "failed" for job in recovered)
             logger.warning(
@@ -332,7 +348,7 @@ class Upkeep(threading.Thread):
             concurrency=config.slots,
             turned_for=time.monotonic() - self._last_turn(),
         )
-        with self._small_round() as connection:
+        with self._single() as connection:
             upkeep.report_worker(connection, report)
         return min(self._interval(), REPORT_SECONDS)
 
@@ -350,7 +366,7 @@ class Upkeep(threading.Thread):
     def _prune(self) -> float:
         if self._config.retention is None:
             return PRUNE_PAUSE_SECONDS
-        with self._small_round() as connection:
+        with self._single() as connection:
             pruned = upkeep.prune(connection, self._pruned_up_to, self._config.retention, PRUNE_ROWS)
         if pruned.deleted:
             logger.debug("Deleted %d done jobs.", pruned.deleted)
