@@ -1,5 +1,6 @@
 """Situations in one line each. Nothing clever."""
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ from django_pgqueue.outcomes import Claim
 from django_pgqueue.statements.claim import ClaimedJob
 from django_pgqueue.statements.database import PLANNER_SETTINGS_SQL, execute
 from django_pgqueue.statements.enqueue import NewJob
+from django_pgqueue.worker.config import Queues, WorkerConfig
 from django_pgqueue.worker.connection import Session
 
 PATIENCE_SECONDS = 90  # how long a test waits for an event before it fails
@@ -199,6 +201,27 @@ def worker_session(alias: str = "default") -> Iterator[Session]:
         yield session
     finally:
         _let_go(session.connection)
+
+
+def worker_config(**changes: Any) -> WorkerConfig:
+    """What a worker of one child with four slots is told, which does not poll; or as *changes* say."""
+    values = {
+        "backend": "default",
+        "database": "default",
+        "queues": Queues(),
+        "concurrency": 4,
+        "processes": 1,
+        "max_jobs": None,
+        "max_memory": None,
+        "burst": False,
+        "grace": 25.0,
+        "lease": 60.0,
+        "poll": 600.0,
+        "retention": None,
+        "constant_delay": None,
+        "log_level": logging.INFO,
+    }
+    return WorkerConfig(**{**values, **changes})
 
 
 def pid_of(connection: Any) -> int:

@@ -16,35 +16,14 @@ from django_pgqueue.statements.database import execute
 from django_pgqueue.worker import announcer
 from django_pgqueue.worker.attempt import Attempted
 from django_pgqueue.worker.child import MORE_JOBS, Child
-from django_pgqueue.worker.config import Queues, WorkerConfig
 from django_pgqueue.worker.connection import Session
 from django_pgqueue.worker.holdings import Holdings
 from django_pgqueue.worker.pacing import Pacing
 from django_pgqueue.worker.upkeep import Death, Duty, Upkeep, _newest
 
-from .helpers import InThread, claim_one, enqueue, enqueue_jobs, expire_lease, here, row, wait_until
+from .helpers import InThread, claim_one, enqueue, enqueue_jobs, expire_lease, here, row, wait_until, worker_config
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-
-def config(**changes):
-    values = {
-        "backend": "default",
-        "database": "default",
-        "queues": Queues(),
-        "concurrency": 4,
-        "processes": 1,
-        "max_jobs": None,
-        "max_memory": None,
-        "burst": False,
-        "grace": 25.0,
-        "lease": 60.0,
-        "poll": 600.0,
-        "retention": None,
-        "constant_delay": None,
-        "log_level": logging.INFO,
-    }
-    return WorkerConfig(**{**values, **changes})
 
 
 @pytest.fixture
@@ -53,7 +32,7 @@ def make_child():
 
     def make(**changes):
         holdings = Holdings.create(Pacing.capacity(4))
-        child = Child(config(**changes), "test", "test child", holdings, io.StringIO())
+        child = Child(worker_config(**changes), "test", "test child", holdings, io.StringIO())
         made.append((child, holdings))
         return child
 
@@ -291,7 +270,7 @@ def test_an_error_that_only_a_claim_meets_is_told_at_once_as_a_warning(make_chil
 
 
 def test_the_end_of_an_outage_is_told_only_when_the_database_has_answered(monkeypatch, caplog):
-    upkeep = Upkeep(config(), "test", children=list)
+    upkeep = Upkeep(worker_config(), "test", children=list)
     upkeep._renewed_at -= 1_000  # so that recovery waits for a renewal, and there is nothing to renew
     monkeypatch.setattr(upkeep, "_sleep", lambda seconds: None)
     with monkeypatch.context() as patch, caplog.at_level(logging.INFO, "django_pgqueue"):
@@ -310,7 +289,7 @@ def test_the_end_of_an_outage_is_told_only_when_the_database_has_answered(monkey
 
 def test_expired_leases_are_not_recovered_before_our_own_were_renewed():
     """After an outage longer than a lease, what our child holds looks as if its worker were dead."""
-    upkeep = Upkeep(config(), "test", children=list)
+    upkeep = Upkeep(worker_config(), "test", children=list)
     enqueue()
     job = claim_one()
     expire_lease(job.id)
@@ -327,7 +306,7 @@ def test_expired_leases_are_not_recovered_before_our_own_were_renewed():
 
 def test_a_worker_that_has_just_started_leaves_others_a_moment_to_come_back():
     """It may have waited for the same database as they have, and is as good as one that was away."""
-    upkeep = Upkeep(config(lease=6.0), "test", children=list)
+    upkeep = Upkeep(worker_config(lease=6.0), "test", children=list)
     enqueue()
     job = claim_one()
     expire_lease(job.id)
@@ -346,7 +325,7 @@ def test_a_worker_that_has_just_started_leaves_others_a_moment_to_come_back():
 
 def test_the_pause_between_two_tries_to_connect_leaves_room_for_a_renewal(monkeypatch):
     """Also where leases are short: the others wait no longer than a lease."""
-    upkeep = Upkeep(config(lease=3.0), "test", children=list)
+    upkeep = Upkeep(worker_config(lease=3.0), "test", children=list)
     pauses = []
     monkeypatch.setattr(upkeep, "_sleep", pauses.append)
     monkeypatch.setattr(upkeep._session, "_connect", _refuse)
@@ -359,7 +338,7 @@ def test_the_pause_between_two_tries_to_connect_leaves_room_for_a_renewal(monkey
 
 def test_what_a_dead_childs_last_statement_commits_after_all_is_put_in_order():
     """R19: its process is gone, and its backend has not noticed; so one look is not enough."""
-    upkeep = Upkeep(config(), "test", children=list)
+    upkeep = Upkeep(worker_config(), "test", children=list)
     death = Death("host:1:abc", "pgqueue child abc", [], "SIGKILL", time.monotonic(), is_ours=False)
     job_id = enqueue()
     backend = Session("default", death.application_name)
