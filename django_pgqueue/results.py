@@ -9,7 +9,7 @@ been deleted, and its result can still be read. A requeued job starts afresh, so
 import json
 from collections.abc import Sequence
 from dataclasses import fields
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from django.utils import timezone
@@ -25,6 +25,10 @@ from .tasks import JobResult, rerouted
 
 if TYPE_CHECKING:
     from .models import Job
+
+
+# For moments that have no datetime. A day from the end of the calendar, so that every time zone has them.
+EARLIEST, LATEST = datetime(1, 1, 2, tzinfo=UTC), datetime(9999, 12, 30, tzinfo=UTC)
 
 
 def of_new_job(
@@ -93,9 +97,9 @@ def of_claim(
         task=rerouted(task, backend=job.backend, priority=job.priority, queue_name=job.queue_name, run_after=None),
         id=str(job.id),
         status=TaskResultStatus.RUNNING,
-        enqueued_at=_as_the_project_does(job.created_at),
-        started_at=_as_the_project_does(job.started_at),
-        last_attempted_at=_as_the_project_does(job.claimed_at),
+        enqueued_at=_moment(job.created_at),
+        started_at=_moment(job.started_at),
+        last_attempted_at=_moment(job.claimed_at),
         finished_at=None,
         args=args,
         kwargs=kwargs,
@@ -154,6 +158,10 @@ def _errors(attempts: Sequence[EarlierAttempt]) -> list[TaskError]:
     return [TaskError(exception_class_path=attempt.error_class, traceback=attempt.traceback) for attempt in attempts]
 
 
-def _as_the_project_does(moment: datetime) -> datetime:
-    """A worker's connection reads aware moments; Django's own, as in `run_jobs`, those that the project uses."""
-    return moment if uses_time_zones() or timezone.is_naive(moment) else timezone.make_naive(moment)
+def _moment(seconds: float) -> datetime:
+    """The datetime, as the project uses them, of *seconds* since 1970, or the nearest there is."""
+    if EARLIEST.timestamp() < seconds < LATEST.timestamp():
+        moment = datetime.fromtimestamp(seconds, UTC)
+    else:  # set by hand: PostgreSQL knows the infinite, and years of six digits
+        moment = EARLIEST if seconds < 0 else LATEST
+    return moment if uses_time_zones() else timezone.make_naive(moment)

@@ -8,8 +8,9 @@ from django.db import OperationalError, connections, transaction
 from django.utils import timezone
 
 from django_pgqueue.models import Job, JobAttempt
-from django_pgqueue.outcomes import Claim, ErrorRecord, Released, Retried
+from django_pgqueue.outcomes import Claim, ErrorRecord, Released, Retried, Succeeded
 from django_pgqueue.statements import claim as claiming
+from django_pgqueue.worker import attempt
 from django_pgqueue.worker import connection as connection_module
 from tests.helpers import (
     InThread,
@@ -159,9 +160,9 @@ def test_a_claim_begins_an_attempt_with_a_lease():
     assert (job.args, job.kwargs) == ('["ü", {"a": 1}]', '{"b": null}')
     assert (job.priority, job.attempts, job.max_attempts, job.claimed_by) == (7, 1, 3, "host:1")
     assert (job.created_at, job.started_at, job.claimed_at) == (
-        stored.created_at,
-        stored.started_at,
-        stored.claimed_at,
+        stored.created_at.timestamp(),
+        stored.started_at.timestamp(),
+        stored.claimed_at.timestamp(),
     )
     assert (stored.status, stored.attempts, stored.claim_version, stored.claimed_by) == ("running", 1, 1, "host:1")
     assert stored.available_at <= stored.claimed_at == stored.started_at
@@ -345,6 +346,24 @@ def test_a_moment_before_python_s_calendar_set_by_hand_is_due(moment):
     here("UPDATE django_pgqueue_job SET available_at = %s WHERE id = %s", [moment, earliest])
 
     assert ids_of(Job.objects.claim("worker", 10)) == [earliest, later]
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    ("moment", "year"), [("infinity", 9999), ("294276-12-31", 9999), ("-infinity", 1), ("4713-01-01 BC", 1)]
+)
+@pytest.mark.parametrize("column", ["created_at", "started_at"])
+def test_a_job_that_began_beyond_python_s_calendar_runs_like_others(settings, column, moment, year):
+    """R03: also set by hand, and also where the project's moments have a time zone that is far from UTC."""
+    settings.USE_TZ, settings.TIME_ZONE = False, "Pacific/Kiritimati" if year == 9999 else "Pacific/Samoa"
+    enqueue(task_path="tests.app.tasks.tell_context", args="[]")
+    here(f"UPDATE django_pgqueue_job SET {column} = %s", [moment])
+
+    attempted = attempt.run(claim_one(), None)
+
+    assert isinstance(attempted.outcome, Succeeded)
+    shown = {"created_at": attempted.result.enqueued_at, "started_at": attempted.result.started_at}
+    assert shown[column].year == year
 
 
 # ---- the sweep

@@ -231,7 +231,7 @@ def test_an_empty_band_s_floor_follows_the_clock_when_others_empty_it(session, c
 
 
 def test_a_look_is_paid_for_with_a_pause(session):
-    """R33: idle twenty times as long as it took, busy a hundred times, and as many times longer as there are children that look."""
+    """R33: idle twenty times as long as it took, busy a hundred; as many times longer as there are children."""
     floors = Floors(Queues(), share=10_000)
     before = time.monotonic()
     with actor() as other:

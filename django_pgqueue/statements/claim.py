@@ -12,7 +12,6 @@ a claim begins there. And whoever knows bands already can sweep what lies betwee
 """
 
 from collections.abc import Iterable, Sequence
-from datetime import datetime
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -56,7 +55,7 @@ class Sweep(NamedTuple):
 
 
 class ClaimedJob(NamedTuple):
-    """A claimed row, as far as an attempt needs it. *args* and *kwargs* are JSON texts."""
+    """A claimed row, as far as an attempt needs it. *args* and *kwargs* are JSON texts; moments are as in `Band`."""
 
     id: int
     claim_version: int
@@ -70,10 +69,10 @@ class ClaimedJob(NamedTuple):
     max_attempts: int
     snoozes: int
     claimed_by: str
-    available_at: float  # seconds since 1970
-    created_at: datetime
-    started_at: datetime
-    claimed_at: datetime
+    available_at: float
+    created_at: float
+    started_at: float
+    claimed_at: float
 
 
 def _first(condition: str) -> str:
@@ -209,7 +208,8 @@ UPDATE django_pgqueue_job
  WHERE id = ANY(ARRAY(SELECT id FROM picked))
 RETURNING id, claim_version, backend, queue_name, task_path, args::text, kwargs::text, priority,
           attempts, max_attempts, snoozes, claimed_by, EXTRACT(EPOCH FROM available_at)::float8,
-          created_at, started_at, claimed_at
+          EXTRACT(EPOCH FROM created_at)::float8, EXTRACT(EPOCH FROM started_at)::float8,
+          EXTRACT(EPOCH FROM claimed_at)::float8
 """
 
 # What a retried job's TaskResult shows of its past.
