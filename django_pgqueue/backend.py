@@ -5,18 +5,19 @@ Imported while apps are loading, since ``@task`` instantiates the backend, so it
 Django keeps one instance for each thread: no state belongs here.
 """
 
+import logging
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from django.core.checks import CheckMessage
-from django.db import router
+from django.db import connections, router
 
 from . import payload, registry, results
-from .compat import BaseTaskBackend, Task, TaskResultDoesNotExist, task_backends, task_enqueued
+from .compat import BaseTaskBackend, Task, TaskResultDoesNotExist, is_observed, task_backends, task_enqueued
 from .conf import MAX_JOB_KEY_LENGTH, MAX_QUEUE_NAME_LENGTH, MAX_TASK_PATH_LENGTH, Options, is_job_key, is_queue_name
 from .statements.claim import EarlierAttempt
-from .statements.enqueue import NewJob
+from .statements.enqueue import NewJob, insert_job
 from .states import Status
 from .tasks import InvalidTaskOption, JobResult
 from .tasks import Task as OurTask
@@ -90,11 +91,12 @@ class PgQueueBackend(BaseTaskBackend):
         """
         self.validate_task(task)
         job = self._new_job(task, *payload.encode_call(task.func, task.takes_context, args, kwargs))
-        inserted = self.jobs.enqueue(job)
+        inserted = insert_job(connections[self.database], job)
         if not inserted.is_new:
             return self._read_result(inserted.id, created=False)
         result = results.of_new_job(task, self.alias, inserted.id, inserted.created_at, args, kwargs)
-        task_enqueued.send(type(self), task_result=result)
+        if is_observed(task_enqueued, logging.DEBUG):
+            task_enqueued.send(type(self), task_result=result)
         return result
 
     def enqueue_many(self, task: Task, calls: Iterable[Any], job_keys: Iterable[str | None] | None = None) -> list[int]:
@@ -103,7 +105,9 @@ class PgQueueBackend(BaseTaskBackend):
         encoded = [self._encode(task, call, place) for place, call in enumerate(calls)]
         if not encoded:
             return []
-        keys = self._keys(task, job_keys, len(encoded))
+        keys = None if job_keys is None else self._keys(job_keys, len(encoded))
+        if keys is None and getattr(task, "job_key", None) is not None:
+            raise ValueError("One job_key for many jobs would make one job: pass job_keys, one for each call.")
         return self.jobs.enqueue_many(self._new_job(task, "[]", "{}"), encoded, keys)
 
     def get_result(self, result_id: str) -> JobResult:
@@ -146,12 +150,8 @@ class PgQueueBackend(BaseTaskBackend):
             job_key=getattr(task, "job_key", None),
         )
 
-    def _keys(self, task: Task, job_keys: Iterable[str | None] | None, count: int) -> list[str | None]:
+    def _keys(self, job_keys: Iterable[str | None], count: int) -> list[str | None]:
         """Return the key of each call; raises ``ValueError`` for keys that cannot be."""
-        if job_keys is None:
-            if getattr(task, "job_key", None) is not None:
-                raise ValueError("One job_key for many jobs would make one job: pass job_keys, one for each call.")
-            return [None] * count
         keys = list(job_keys)
         if len(keys) != count:
             raise ValueError(f"There are {count} calls and {len(keys)} job_keys.")

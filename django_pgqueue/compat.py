@@ -3,16 +3,26 @@ Django's Tasks framework under one name: ``django.tasks`` where Django has it (6
 ``django-tasks`` backport on Django 5.2. Nothing else in the package knows that there are two.
 """
 
+import logging
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
+
+from django.dispatch import Signal
 
 if TYPE_CHECKING or find_spec("django.tasks") is not None:
     from django.tasks import TaskContext, TaskResult, TaskResultStatus, task_backends
     from django.tasks.backends.base import BaseTaskBackend
     from django.tasks.base import Task, TaskError
     from django.tasks.exceptions import InvalidTask, TaskResultDoesNotExist, TaskResultMismatch
-    from django.tasks.signals import task_enqueued, task_finished, task_started
+    from django.tasks.signals import (
+        log_task_enqueued,
+        log_task_finished,
+        log_task_started,
+        task_enqueued,
+        task_finished,
+        task_started,
+    )
 
     _FRAMEWORK = "django.tasks"
 elif find_spec("django_tasks") is not None:
@@ -21,7 +31,14 @@ elif find_spec("django_tasks") is not None:
     from django_tasks.base import Task, TaskError
     from django_tasks.exceptions import InvalidTaskError as InvalidTask
     from django_tasks.exceptions import TaskResultDoesNotExist, TaskResultMismatch
-    from django_tasks.signals import task_enqueued, task_finished, task_started
+    from django_tasks.signals import (
+        log_task_enqueued,
+        log_task_finished,
+        log_task_started,
+        task_enqueued,
+        task_finished,
+        task_started,
+    )
 
     _FRAMEWORK = "django_tasks"
 else:
@@ -39,12 +56,27 @@ __all__ = [
     "TaskResultDoesNotExist",
     "TaskResultMismatch",
     "TaskResultStatus",
+    "is_observed",
     "load_framework",
     "task_backends",
     "task_enqueued",
     "task_finished",
     "task_started",
 ]
+
+_LOGGING_RECEIVERS = [id(receiver) for receiver in (log_task_enqueued, log_task_started, log_task_finished)]
+
+
+def is_observed(signal: Signal, level: int) -> bool:
+    """
+    Whether anybody would notice if *signal* were sent: Django's own receiver only logs, at *level*.
+
+    One send makes some 70 calls, and what is observed by nobody is most of what happens.
+    """
+    receivers = list(signal.receivers)
+    if len(receivers) == 1 and receivers[0][0][0] in _LOGGING_RECEIVERS:
+        return logging.getLogger(_FRAMEWORK).isEnabledFor(level)
+    return bool(receivers)
 
 
 def load_framework() -> None:

@@ -24,6 +24,7 @@ from .outcomes import Claim, Outcome, Released, class_path_of
 from .statements import claim as claiming
 from .statements import enqueue as enqueueing
 from .statements import leases, people, upkeep
+from .statements.bell import Notify
 from .statements.database import ERRORS, PLANNER_SETTINGS_SQL, execute, is_lock_conflict, is_refusal
 from .statements.settle import Settlement, settle, settle_carefully
 from .states import AttemptOutcome, Status
@@ -149,7 +150,7 @@ class JobManager(models.Manager.from_queryset(JobQuerySet)):  # type: ignore[mis
     always reads from the one that is written to.
     """
 
-    def enqueue(self, job: enqueueing.NewJob) -> enqueueing.Inserted:
+    def enqueue(self, job: enqueueing.NewJob, notify: Notify = "always") -> enqueueing.Inserted:
         """
         Insert *job* as pending, in the caller's transaction. Tasks call this through their backend.
 
@@ -157,13 +158,14 @@ class JobManager(models.Manager.from_queryset(JobQuerySet)):  # type: ignore[mis
         transaction that is about to take the key. Above Read Committed that may raise
         ``OperationalError`` (40001).
         """
-        return enqueueing.insert_job(self._connection, job)
+        return enqueueing.insert_job(self._connection, job, notify)
 
     def enqueue_many(
         self,
         template: enqueueing.NewJob,
         calls: Sequence[tuple[str, str]],
         job_keys: Sequence[str | None] | None = None,
+        notify: Notify = "always",
     ) -> list[int]:
         """
         Insert a pending job like *template* for each (args, kwargs) of *calls*, all or none; return their ids.
@@ -171,13 +173,15 @@ class JobManager(models.Manager.from_queryset(JobQuerySet)):  # type: ignore[mis
         *job_keys* gives each call its key or ``None``. For a key that is held, or that an earlier call
         has, the id is that of the job which holds it.
         """
-        keys = job_keys or [None] * len(calls)
         with transaction.atomic(using=self._alias, savepoint=False):
-            keyed = {key: call for key, call in zip(reversed(keys), reversed(calls), strict=True) if key is not None}
-            held = enqueueing.insert_jobs_with_keys(self._connection, template, keyed) if keyed else {}
-            plain = [call for key, call in zip(keys, calls, strict=True) if key is None]
-            ids = iter(enqueueing.insert_jobs(self._connection, template, plain))
-            return [next(ids) if key is None else held[key] for key in keys]
+            if job_keys is None:
+                return enqueueing.insert_jobs(self._connection, template, calls, notify)
+            pairs = list(zip(job_keys, calls, strict=True))
+            keyed = {key: call for key, call in reversed(pairs) if key is not None}
+            held = enqueueing.insert_jobs_with_keys(self._connection, template, keyed, notify) if keyed else {}
+            plain = [call for key, call in pairs if key is None]
+            ids = iter(enqueueing.insert_jobs(self._connection, template, plain, notify))
+            return [next(ids) if key is None else held[key] for key in job_keys]
 
     def claim(
         self, owner: str, limit: int = 1, *, queue_names: Sequence[str] | None = None, lease_seconds: float = 60

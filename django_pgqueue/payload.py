@@ -22,6 +22,8 @@ MAX_DEPTH = 100
 MAX_INTEGER_BITS = 10_000  # Python refuses to print more than 4,300 digits
 
 _CONTEXT = object()  # stands for the context argument when a call is only checked
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_as_json = json.JSONEncoder(ensure_ascii=False).encode
 
 
 def encode_call(
@@ -33,31 +35,26 @@ def encode_call(
     Raises ``TypeError`` when the call does not fit *function*'s signature or a value's type cannot be
     stored, ``ValueError`` when the value itself cannot; the message names the argument.
     """
-    signature = _signature(function)
-    leading = (_CONTEXT,) if takes_context else ()
+    call = _call_of(function, takes_context)
+    if kwargs or not call.fewest <= len(args) <= call.most:
+        call.check(args, kwargs)
     name = function.__qualname__
-    try:
-        signature.bind(*leading, *args, **kwargs)
-    except TypeError as error:
-        raise TypeError(f"{name}() cannot be called like this: {error}.") from None
-    positional = _positional_names(signature)[len(leading) :]
     array = [
-        _storable(
-            value, f"Argument {positional[n]!r} of {name}()" if n < len(positional) else f"Argument {n + 1} of {name}()"
-        )
-        for n, value in enumerate(args)
+        value if _is_plain(value) else _storable(value, f"Argument {call.name_of(place)} of {name}()")
+        for place, value in enumerate(args)
     ]
     members = {
         _storable_text(key, f"The name of an argument of {name}()"): _storable(value, f"Argument {key!r} of {name}()")
         for key, value in kwargs.items()
     }
-    texts = json.dumps(array, ensure_ascii=False), json.dumps(members, ensure_ascii=False)
-    size = len(texts[0].encode()) + len(texts[1].encode())
-    if size > MAX_JSON_BYTES:
-        raise ValueError(
-            f"The arguments of {name}() take {size:,} bytes as JSON, more than the {MAX_JSON_BYTES:,} that a job may "
-            "carry. Store the data elsewhere and pass its key."
-        )
+    texts = _as_json(array), _as_json(members) if members else "{}"
+    if 4 * (len(texts[0]) + len(texts[1])) > MAX_JSON_BYTES:  # then it may be, for a character has at most 4 bytes
+        size = len(texts[0].encode()) + len(texts[1].encode())
+        if size > MAX_JSON_BYTES:
+            raise ValueError(
+                f"The arguments of {name}() take {size:,} bytes as JSON, more than the {MAX_JSON_BYTES:,} that a job "
+                "may carry. Store the data elsewhere and pass its key."
+            )
     return texts
 
 
@@ -69,7 +66,7 @@ def encode_result(value: Any) -> str | None:
     """
     if value is None:
         return None
-    text = json.dumps(_storable(value, "The return value"), ensure_ascii=False)
+    text = _as_json(_storable(value, "The return value"))
     size = len(text.encode())
     if size > MAX_JSON_BYTES:
         raise ValueError(
@@ -103,15 +100,49 @@ def checked_call(array: Any, members: Any) -> tuple[list[Any], dict[str, Any]]:
     return [_storable(value, name) for value in array], {key: _storable(value, name) for key, value in members.items()}
 
 
-@lru_cache(maxsize=4096)
-def _signature(function: Callable[..., Any]) -> inspect.Signature:
-    # The function that will be called, not the one that functools.wraps() says it stands for.
-    return inspect.signature(function, follow_wrapped=False)
+class _Call:
+    """
+    How a function can be called, apart from its context.
+
+    From *fewest* to *most* positional arguments, and no others, certainly fit; everything else `check` tells.
+    """
+
+    def __init__(self, function: Callable[..., Any], takes_context: bool) -> None:
+        # The function that will be called, not the one that functools.wraps() says it stands for.
+        self._signature = inspect.signature(function, follow_wrapped=False)
+        self._function_name = function.__qualname__
+        self._leading = (_CONTEXT,) if takes_context else ()
+        parameters = self._signature.parameters.values()
+        positional = [parameter for parameter in parameters if parameter.kind in _POSITIONAL][len(self._leading) :]
+        self._names = [parameter.name for parameter in positional]
+        self.fewest = sum(parameter.default is parameter.empty for parameter in positional)
+        self.most = len(positional)
+        if any(p.kind is p.KEYWORD_ONLY and p.default is p.empty for p in parameters):
+            self.most = -1
+
+    def check(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Raise ``TypeError`` unless the function can be called with these arguments."""
+        try:
+            self._signature.bind(*self._leading, *args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"{self._function_name}() cannot be called like this: {error}.") from None
+
+    def name_of(self, place: int) -> str:
+        """Return what the positional argument at *place* is called: its name in quotes, or its number."""
+        return repr(self._names[place]) if place < len(self._names) else str(place + 1)
 
 
-def _positional_names(signature: inspect.Signature) -> list[str]:
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return [parameter.name for parameter in signature.parameters.values() if parameter.kind in kinds]
+_call_of = lru_cache(maxsize=4096)(_Call)
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether *value* is of the kinds that most arguments are, and can be stored as it is."""
+    kind = type(value)
+    if kind is int:
+        return -(2**63) < value < 2**63
+    if kind is str:
+        return value.isascii() and "\x00" not in value
+    return kind is bool or value is None
 
 
 def _storable(value: Any, name: str, depth: int = 0) -> Any:

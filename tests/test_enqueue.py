@@ -10,7 +10,7 @@ from django.test import TestCase
 from django.utils import timezone
 
 from django_pgqueue.backend import PgQueueBackend
-from django_pgqueue.compat import InvalidTask, TaskResultStatus, task_enqueued
+from django_pgqueue.compat import BaseTaskBackend, InvalidTask, TaskResultStatus, task_enqueued
 from django_pgqueue.models import Job
 from django_pgqueue.statements.database import CHANNEL
 from django_pgqueue.statements.enqueue import BULK_ROWS
@@ -395,6 +395,34 @@ def test_an_enqueue_is_signalled_once_with_its_result(db, enqueued):
     assert enqueued == [(PgQueueBackend, result)]
 
 
+@pytest.mark.parametrize(("level", "told"), [("DEBUG", 1), ("INFO", 0)])
+def test_without_other_receivers_an_enqueue_is_told_to_a_log_that_wants_to_hear_of_it(db, caplog, level, told):
+    framework = BaseTaskBackend.__module__.partition(".backends")[0]
+    with caplog.at_level(level, framework):
+        result = tasks.add.enqueue(1, 2)
+
+    assert len(caplog.records) == told
+    assert all(result.id in record.getMessage() for record in caplog.records)
+
+
+def test_a_receiver_in_the_place_of_the_frameworks_own_is_told(db, enqueued, monkeypatch):
+    monkeypatch.setattr(task_enqueued, "receivers", task_enqueued.receivers[-1:])
+    monkeypatch.setattr(task_enqueued, "sender_receivers_cache", {})
+
+    tasks.add.enqueue(1, 2)
+
+    assert len(enqueued) == 1
+
+
+def test_an_enqueue_is_one_statement_alone_and_in_a_transaction(django_assert_num_queries, transactional_db):
+    with django_assert_num_queries(1) as alone:
+        tasks.add.enqueue(1, 2)
+    with transaction.atomic(), django_assert_num_queries(1):
+        tasks.add.enqueue(1, 2)
+
+    assert alone[0]["sql"].strip().startswith("INSERT")
+
+
 def test_enqueueing_many_sends_no_signal(db, enqueued):
     tasks.add.enqueue_many([[1, 2]])
 
@@ -544,6 +572,16 @@ def test_many_jobs_have_their_ids_in_the_order_of_their_calls(db):
         ([7, 8], {}),
     ]
     assert [each.return_value for each in run_jobs()] == [3, 7, 11, 15]
+
+
+def test_many_jobs_with_large_arguments_go_in_several_statements(db, monkeypatch, django_assert_num_queries):
+    monkeypatch.setattr("django_pgqueue.statements.enqueue.BULK_CHARS", 1_000)
+    texts = ["x" * 400, "y" * 400, "z" * 400, "large" * 500, "small"]
+
+    with django_assert_num_queries(4):
+        ids = tasks.echo.enqueue_many([text] for text in texts)
+
+    assert [row(job_id, "args")[0] for job_id in ids] == [[text] for text in texts]
 
 
 def test_many_jobs_have_the_tasks_settings(db):

@@ -24,6 +24,10 @@ def order(number, *, note=""):
     """One with names."""
 
 
+def with_keyword(number, *, size):
+    """One whose keyword has no default."""
+
+
 def with_context(context, number):
     """One that a worker gives a context."""
 
@@ -230,6 +234,12 @@ def test_a_result_may_be_as_large_as_the_limit_and_no_larger():
 def test_a_call_that_does_not_fit_the_signature_is_refused(args, kwargs, complaint):
     with pytest.raises(TypeError, match=rf"^order\(\) cannot be called like this: .*{complaint}"):
         encode_call(order, False, args, kwargs)
+
+
+def test_keywords_that_must_be_given_are_asked_for():
+    assert encode_call(with_keyword, False, [5], {"size": 1}) == ("[5]", '{"size": 1}')
+    with pytest.raises(TypeError, match=r"missing a required .*argument: 'size'"):
+        encode_call(with_keyword, False, [5], {})
 
 
 def test_the_context_is_not_an_argument_of_the_call():

@@ -1,5 +1,5 @@
 """
-Insert jobs, in whatever transaction is open, and ring for idle workers at its commit.
+Insert jobs, in whatever transaction is open, and ring at its commit if workers sleep.
 
 A job with a key is inserted only if no live job of its task has that key. Whoever inserted one and has
 not committed yet is waited for: if that rolls back, the key is free. Several keys are taken in their own
@@ -7,19 +7,18 @@ order, so that two callers with the same keys do not wait for each other in a ci
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, NamedTuple, TypeVar
+from itertools import islice
+from typing import Any, NamedTuple
 
-from .database import CHANNEL, Connection, fetch
+from .bell import RING, Notify
+from .database import Connection, fetch
 
-T = TypeVar("T")
+BULK_ROWS = 5_000  # rows of one statement, to bound its text,
+BULK_CHARS = 8_000_000  # and what they carry, a document of which has a limit
 
-BULK_ROWS = 5_000  # rows of one statement, to bound its text
 
-
-@dataclass(frozen=True, slots=True)
-class NewJob:
+class NewJob(NamedTuple):
     """A row to be. *args* and *kwargs* are JSON texts; *run_after* is ``None`` for now."""
 
     backend: str
@@ -42,7 +41,7 @@ class Inserted(NamedTuple):
 
 
 # A moment in the past becomes now: nothing may appear below the place up to which workers have looked.
-INSERT_SQL = """
+INSERT_SQL = f"""
 INSERT INTO django_pgqueue_job (
     backend, queue_name, task_path, args, kwargs, status, priority,
     available_at, created_at, attempts, max_attempts, claim_version
@@ -51,30 +50,33 @@ VALUES (
     %(backend)s, %(queue_name)s, %(task_path)s, %(args)s::jsonb, %(kwargs)s::jsonb, 'pending', %(priority)s,
     GREATEST(%(run_after)s::timestamptz, clock_timestamp()), clock_timestamp(), 0, %(max_attempts)s, 0
 )
-RETURNING id, created_at, pg_notify(%(channel)s, queue_name)
+RETURNING id, created_at, {RING}
 """
 
-# Ids are given in the order of the SELECT, hence the ORDER BY; RETURNING promises no order.
-INSERT_MANY_SQL = """
+# Ids are given in the order of the SELECT, hence the ORDER BY; RETURNING promises no order. Two documents, because
+# one long text is read much faster than many short ones in an array.
+INSERT_MANY_SQL = f"""
 WITH inserted AS (
     INSERT INTO django_pgqueue_job (
         backend, queue_name, task_path, args, kwargs, status, priority,
         available_at, created_at, attempts, max_attempts, claim_version
     )
-    SELECT %(backend)s, %(queue_name)s, %(task_path)s, call.args::jsonb, call.kwargs::jsonb, 'pending', %(priority)s,
+    SELECT %(backend)s, %(queue_name)s, %(task_path)s, call.args, call.kwargs, 'pending', %(priority)s,
            GREATEST(%(run_after)s::timestamptz, (SELECT clock_timestamp())), (SELECT clock_timestamp()),
            0, %(max_attempts)s, 0
-      FROM unnest(%(args)s::text[], %(kwargs)s::text[]) WITH ORDINALITY AS call(args, kwargs, place)
+      FROM ROWS FROM (
+               jsonb_array_elements(%(args)s::jsonb), jsonb_array_elements(%(kwargs)s::jsonb)
+           ) WITH ORDINALITY AS call(args, kwargs, place)
      ORDER BY call.place
-    RETURNING id
+    RETURNING id, queue_name, available_at
+), rung AS (
+    SELECT {RING} FROM (SELECT queue_name, available_at FROM inserted LIMIT 1) AS any_of_them
 )
-SELECT id, NULL FROM inserted
-UNION ALL
-SELECT NULL, pg_notify(%(channel)s, %(queue_name)s)::text
+SELECT array_agg(id ORDER BY id), (SELECT count(*) FROM rung) FROM inserted
 """
 
 # DO NOTHING, so that the caller's transaction goes on. The condition is that of the unique index.
-INSERT_WITH_KEY_SQL = """
+INSERT_WITH_KEY_SQL = f"""
 INSERT INTO django_pgqueue_job (
     backend, queue_name, task_path, args, kwargs, status, priority, job_key,
     available_at, created_at, attempts, max_attempts, claim_version
@@ -87,29 +89,31 @@ VALUES (
     ON CONFLICT (task_path, job_key)
           WHERE job_key IS NOT NULL AND status IN ('pending', 'blocked', 'held', 'running')
        DO NOTHING
-RETURNING id, created_at, pg_notify(%(channel)s, queue_name)
+RETURNING id, created_at, {RING}
 """
 
-INSERT_MANY_WITH_KEYS_SQL = """
+INSERT_MANY_WITH_KEYS_SQL = f"""
 WITH inserted AS (
     INSERT INTO django_pgqueue_job (
         backend, queue_name, task_path, args, kwargs, status, priority, job_key,
         available_at, created_at, attempts, max_attempts, claim_version
     )
-    SELECT %(backend)s, %(queue_name)s, %(task_path)s, call.args::jsonb, call.kwargs::jsonb,
-           'pending', %(priority)s, call.job_key,
+    SELECT %(backend)s, %(queue_name)s, %(task_path)s, call.args, call.kwargs, 'pending', %(priority)s, call.job_key,
            GREATEST(%(run_after)s::timestamptz, (SELECT clock_timestamp())), (SELECT clock_timestamp()),
            0, %(max_attempts)s, 0
-      FROM unnest(%(args)s::text[], %(kwargs)s::text[], %(job_keys)s::text[]) AS call(args, kwargs, job_key)
+      FROM ROWS FROM (
+               jsonb_array_elements(%(args)s::jsonb), jsonb_array_elements(%(kwargs)s::jsonb),
+               unnest(%(job_keys)s::text[])
+           ) AS call(args, kwargs, job_key)
      ORDER BY call.job_key COLLATE "C"
         ON CONFLICT (task_path, job_key)
               WHERE job_key IS NOT NULL AND status IN ('pending', 'blocked', 'held', 'running')
            DO NOTHING
-    RETURNING id, job_key
+    RETURNING id, job_key, queue_name, available_at
+), rung AS (
+    SELECT {RING} FROM (SELECT queue_name, available_at FROM inserted LIMIT 1) AS any_of_them
 )
-SELECT id, job_key FROM inserted
-UNION ALL
-SELECT NULL, pg_notify(%(channel)s, %(queue_name)s)::text
+SELECT id, job_key, (SELECT count(*) FROM rung) FROM inserted
 """
 
 HOLDERS_SQL = """
@@ -121,9 +125,9 @@ SELECT id, job_key, created_at
 """
 
 
-def insert_job(connection: Connection, job: NewJob) -> Inserted:
+def insert_job(connection: Connection, job: NewJob, notify: Notify = "always") -> Inserted:
     """Insert one pending job; with a key that a live job of the task holds, return that one instead."""
-    parameters = {**_columns(job), "args": job.args, "kwargs": job.kwargs}
+    parameters = _parameters(job, notify, job.args, job.kwargs)
     if job.job_key is None:
         [(job_id, created_at, _)] = fetch(connection, INSERT_SQL, parameters)
         return Inserted(job_id, created_at)
@@ -138,7 +142,9 @@ def insert_job(connection: Connection, job: NewJob) -> Inserted:
         # The holder has ended in between: the key is free.
 
 
-def insert_jobs(connection: Connection, template: NewJob, calls: Sequence[tuple[str, str]]) -> list[int]:
+def insert_jobs(
+    connection: Connection, template: NewJob, calls: Sequence[tuple[str, str]], notify: Notify = "always"
+) -> list[int]:
     """
     Insert one pending job like *template* for each pair of JSON texts in *calls*.
 
@@ -147,17 +153,14 @@ def insert_jobs(connection: Connection, template: NewJob, calls: Sequence[tuple[
     """
     ids: list[int] = []
     for part in _parts(calls):
-        parameters = {
-            **_columns(template),
-            "args": [args for args, _ in part],
-            "kwargs": [kwargs for _, kwargs in part],
-        }
-        ids += sorted(job_id for job_id, _ in fetch(connection, INSERT_MANY_SQL, parameters) if job_id is not None)
+        parameters = _parameters(template, notify, *_documents(part))
+        [(inserted, _)] = fetch(connection, INSERT_MANY_SQL, parameters)
+        ids += inserted
     return ids
 
 
 def insert_jobs_with_keys(
-    connection: Connection, template: NewJob, calls: Mapping[str, tuple[str, str]]
+    connection: Connection, template: NewJob, calls: Mapping[str, tuple[str, str]], notify: Notify = "always"
 ) -> dict[str, int]:
     """
     Insert one pending job like *template* for each key of *calls* that no live job of the task holds.
@@ -166,15 +169,11 @@ def insert_jobs_with_keys(
     """
     ids: dict[str, int] = {}
     while missing := sorted(calls.keys() - ids.keys()):
-        for keys in _parts(missing):
-            parameters = {
-                **_columns(template),
-                "job_keys": list(keys),
-                "args": [calls[key][0] for key in keys],
-                "kwargs": [calls[key][1] for key in keys],
-            }
-            inserted = fetch(connection, INSERT_MANY_WITH_KEYS_SQL, parameters)
-            ids |= {key: job_id for job_id, key in inserted if job_id is not None}
+        rest = iter(missing)
+        for part in _parts([calls[key] for key in missing]):
+            keys = list(islice(rest, len(part)))
+            parameters = {**_parameters(template, notify, *_documents(part)), "job_keys": keys}
+            ids |= {key: job_id for job_id, key, _ in fetch(connection, INSERT_MANY_WITH_KEYS_SQL, parameters)}
             held = [key for key in keys if key not in ids]
             if held:
                 holders = fetch(connection, HOLDERS_SQL, {"task_path": template.task_path, "job_keys": held})
@@ -182,17 +181,33 @@ def insert_jobs_with_keys(
     return ids
 
 
-def _columns(job: NewJob) -> dict[str, Any]:
+def _parameters(job: NewJob, notify: Notify, args: str, kwargs: str) -> dict[str, Any]:
     return {
         "backend": job.backend,
         "queue_name": job.queue_name,
         "task_path": job.task_path,
+        "args": args,
+        "kwargs": kwargs,
         "priority": job.priority,
         "run_after": job.run_after,
         "max_attempts": job.max_attempts,
-        "channel": CHANNEL,
+        "notify": notify,
     }
 
 
-def _parts(rows: Sequence[T]) -> Iterator[Sequence[T]]:
-    return (rows[start : start + BULK_ROWS] for start in range(0, len(rows), BULK_ROWS))
+def _documents(calls: Sequence[tuple[str, str]]) -> tuple[str, str]:
+    """Return the arguments of all *calls* as one JSON array, and their keyword arguments as another."""
+    return f"[{','.join([args for args, _ in calls])}]", f"[{','.join([kwargs for _, kwargs in calls])}]"
+
+
+def _parts(calls: Sequence[tuple[str, str]]) -> Iterator[Sequence[tuple[str, str]]]:
+    """Cut *calls* into parts of up to BULK_ROWS, and of no more than BULK_CHARS unless one alone is larger."""
+    start = chars = 0
+    for place, (args, kwargs) in enumerate(calls):
+        size = len(args) + len(kwargs)
+        if place > start and (place - start == BULK_ROWS or chars + size > BULK_CHARS):
+            yield calls[start:place]
+            start, chars = place, 0
+        chars += size
+    if calls:
+        yield calls[start:]
