@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,13 @@ FAST, IMMEDIATE = signal.SIGINT, signal.SIGQUIT
 class Server:
     """
     *programs* is the folder of PostgreSQL's programs, ``None`` for those of an installed wheel. It takes as many
-    *connections* at once.
+    *connections* at once, and has these *settings* besides.
     """
 
-    def __init__(self, directory: Path, programs: Path | None, connections: int = 300) -> None:
-        self._connections = connections
+    def __init__(
+        self, directory: Path, programs: Path | None, connections: int = 300, settings: Mapping[str, str] | None = None
+    ) -> None:
+        self._settings = {"max_connections": str(connections), **(settings or {})}
         self._log = directory / "server.log"
         self._user = self._lesser_user()
         uid, gid = self._user.get("user", os.geteuid()), self._user.get("group", os.getegid())
@@ -48,8 +51,8 @@ class Server:
                 [
                     str(self._programs / "postgres"),
                     *("-D", str(self._data), "-p", str(self.port), "-c", "listen_addresses=127.0.0.1"),
-                    *("-c", "unix_socket_directories=", "-c", f"max_connections={self._connections}"),
-                    *("-c", "log_line_prefix=%m %p %a "),
+                    *("-c", "unix_socket_directories=", "-c", "log_line_prefix=%m %p %a "),
+                    *(part for name, value in self._settings.items() for part in ("-c", f"{name}={value}")),
                 ],
                 cwd="/",
                 stdin=subprocess.DEVNULL,

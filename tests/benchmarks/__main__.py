@@ -1,0 +1,121 @@
+"""``python -m tests.benchmarks``: see the package."""
+
+import argparse
+import json
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "example_project")]  # for embedded_pg
+
+from psycopg.conninfo import conninfo_to_dict  # noqa: E402
+
+from . import drain  # noqa: E402
+from .bench import Case, Options, measure  # noqa: E402
+from .machine import describe  # noqa: E402
+from .server import Databases, find_pgbench, find_programs, private_server  # noqa: E402
+from .systems import PEERS, Ours  # noqa: E402
+
+# What each measures, and settings of the server that it needs.
+BENCHMARKS: dict[str, tuple[Callable[[Options], Sequence[Case]], dict[str, str]]] = {
+    "drain": (drain.cases, {}),
+}
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    arguments = _arguments(words)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _leave)
+    cases, settings = BENCHMARKS[arguments.benchmark]
+    began = time.monotonic()
+    with _databases(arguments, settings) as databases:
+        options = Options(
+            systems=[kind(databases) for kind in (Ours, *(PEERS[name] for name in arguments.peers))],
+            databases=databases,
+            pgbench=find_pgbench(arguments.postgres),
+            runs=arguments.runs,
+            jobs=arguments.jobs,
+            variants=arguments.variants,
+            quick=arguments.quick,
+            minutes=arguments.minutes,
+        )
+        if options.pgbench is None:
+            print("pgbench is not on this machine: its reference is left out.", file=sys.stderr)
+        for system in options.systems:
+            system.prepare()
+        machine = describe(databases)
+        results = measure(cases(options), options.runs)
+    report = {"benchmark": arguments.benchmark, "machine": machine, "results": results}
+    print(f"It took {time.monotonic() - began:.0f} s.", file=sys.stderr)
+    text = json.dumps(report, indent=1)
+    if arguments.json:
+        arguments.json.write_text(text + "\n")
+    else:
+        print(text)
+    return 1 if any("error" in result for result in results) else 0
+
+
+@contextmanager
+def _databases(arguments: argparse.Namespace, settings: dict[str, str]) -> Iterator[Databases]:
+    directory = Path(tempfile.mkdtemp(prefix="pgqueue-bench-", dir=arguments.data))
+    directory.chmod(0o755)  # the server may run as another user
+    try:
+        if arguments.server:
+            databases = Databases({**conninfo_to_dict(arguments.server)}, directory)
+            try:
+                yield databases
+            finally:
+                databases.drop_all()
+        else:
+            with private_server(directory, arguments.postgres, settings) as databases:
+                yield databases
+    finally:
+        if not arguments.keep:
+            shutil.rmtree(directory, ignore_errors=True)
+
+
+def _leave(number: int, frame: object) -> None:
+    for each in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(each, signal.SIG_IGN)
+    raise SystemExit(128 + number)
+
+
+def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks")
+    parser.add_argument("benchmark", choices=BENCHMARKS)
+    parser.add_argument(
+        "--peers", type=_peers, default=[], metavar="NAME,...", help=f"measure these, too: {', '.join(PEERS)}"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there")
+    parser.add_argument("--runs", type=int, default=3, metavar="N", help="of each case (default: 3)")
+    parser.add_argument("--jobs", type=int, metavar="N", help="of each run (default: as many as take a second or two)")
+    parser.add_argument(
+        "--variants", type=lambda text: text.split(","), default=(), metavar="NAME,...", help="only these"
+    )
+    parser.add_argument("--quick", action="store_true", help="a smaller size, for a look")
+    parser.add_argument("--minutes", type=float, default=0, metavar="N", help="horizon: produce for so long")
+    parser.add_argument("--data", type=Path, metavar="DIRECTORY", help="where the server's files go; a durable disk")
+    parser.add_argument(
+        "--postgres", type=Path, default=find_programs(), metavar="DIRECTORY", help="the server's programs"
+    )
+    parser.add_argument("--server", metavar="CONNINFO", help="a server that runs, instead of a private one")
+    parser.add_argument("--keep", action="store_true", help="leave logs and the server's files behind")
+    return parser.parse_args(words)
+
+
+def _peers(text: str) -> list[str]:
+    names = [name for name in text.split(",") if name]
+    if unknown := set(names) - PEERS.keys():
+        raise argparse.ArgumentTypeError(f"there is no {', '.join(sorted(unknown))}")
+    return names
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,163 @@
+"""
+How a benchmark is run: its cases in turns, several times, each figure the median of its runs.
+
+A *case* is a system and a variant of it. The cases alternate, so that whatever else the machine does at some moment
+meets all of them. A run that lost a job, or ran one twice, makes no figure: it is an error.
+"""
+
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from .processes import Workers, running
+from .record import Records
+from .server import Databases, Pgbench
+from .systems import System, Variant
+
+Figures = dict[str, float]
+
+
+class BenchmarkError(Exception):
+    """A run that cannot be trusted."""
+
+
+@dataclass
+class Options:
+    """What the command line says to every benchmark; ``None`` for its own default."""
+
+    systems: list[System]
+    databases: Databases
+    pgbench: Path | None
+    runs: int = 3
+    jobs: int | None = None
+    variants: Sequence[str] = ()
+    quick: bool = False
+    minutes: float = 0.0
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    def wants(self, variant: str) -> bool:
+        return not self.variants or variant in self.variants
+
+    def pgbench_on(self, database: str) -> Pgbench:
+        assert self.pgbench is not None
+        return Pgbench(self.pgbench, self.databases, database)
+
+
+@dataclass(frozen=True)
+class Case:
+    system: str
+    variant: str
+    run: Callable[[], Figures]
+
+
+def measure(cases: Sequence[Case], runs: int) -> list[dict[str, Any]]:
+    """Run the *cases* in turns and return the results, with an ``error`` in place of figures where there was one."""
+    found: dict[Case, list[Figures]] = {case: [] for case in cases}
+    errors: dict[Case, str] = {}
+    for number in range(runs):
+        for case in cases if number % 2 == 0 else reversed(cases):
+            if case in errors:
+                continue
+            try:
+                figures = case.run()
+            except (BenchmarkError, RuntimeError) as error:
+                errors[case] = str(error)
+                _say(f"{case.system} {case.variant}, run {number + 1}: ERROR: {error}")
+                continue
+            found[case].append(figures)
+            _say(f"{case.system} {case.variant}, run {number + 1}: {_shown(figures)}")
+    return [_result(case, found[case], errors.get(case)) for case in cases]
+
+
+def _result(case: Case, found: list[Figures], error: str | None) -> dict[str, Any]:
+    result: dict[str, Any] = {"system": case.system, "variant": case.variant, "runs": len(found)}
+    if error:
+        return {**result, "error": error}
+    each = {name: [figures[name] for figures in found] for name in found[0]}
+    return {**result, **{name: _rounded(median(values)) for name, values in each.items()}, "each": each}
+
+
+def _rounded(value: float) -> float:
+    return round(value, 1) if abs(value) >= 100 else round(value, 4)
+
+
+def _shown(figures: Figures) -> str:
+    return ", ".join(
+        f"{name} {value:,.4g}" if value < 1_000 else f"{name} {value:,.0f}" for name, value in figures.items()
+    )
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+# ---- a system's workers, and what they did
+
+
+class Stage:
+    """A fresh database of a *system*, and the record of what its workers do."""
+
+    def __init__(self, system: System, variant: Variant) -> None:
+        self.system = system
+        self.variant = variant
+        self.database = system.fresh()
+        self._folder = Path(tempfile.mkdtemp(prefix=f"{system.name}-", dir=system.databases.directory))
+        self.records = Records(self._folder / "records")
+        self.scratch = self._folder / "scratch"  # for records that nobody reads
+        self.scratch.mkdir()
+
+    def drive(self, *words: object, **more: str) -> Any:
+        return self.system.drive(self.database, *words, variant=self.variant, **more)
+
+    def settle_down(self) -> None:
+        """Let statistics be those of the table as it is, and no checkpoint come soon."""
+        with self.system.databases.connect(self.database) as connection:
+            connection.execute("ANALYZE")
+            connection.execute("CHECKPOINT")
+
+    @contextmanager
+    def workers(self) -> Iterator[Workers]:
+        environment = self.system.environment(
+            self.database, self.variant, BENCH_RECORDS=str(self.records.folder.absolute())
+        )
+        log = self._folder / "worker.log"
+        with running(self.system.worker_commands(self.variant), environment, log) as workers:
+            yield workers
+
+    def wait_for(self, count: int, workers: Workers, patience: float = 60.0) -> None:
+        """Wait until *count* jobs have begun. Raise if none begins for *patience* seconds."""
+        seen, since = 0, time.monotonic()
+        while (now := self.records.count()) < count:
+            if now > seen:
+                seen, since = now, time.monotonic()
+            if workers.have_ended or time.monotonic() - since > patience:
+                raise BenchmarkError(f"{now} of {count} jobs have begun, and no more do:\n{workers.log[-2000:]}")
+            time.sleep(0.002)
+
+    def wait_until_none_waits(self, patience: float = 30.0) -> None:
+        """Wait until every job's end has been written."""
+        deadline = time.monotonic() + patience
+        while waiting := self.system.waiting(self.database):
+            if time.monotonic() > deadline:
+                raise BenchmarkError(f"{waiting} jobs have no end.")
+            time.sleep(0.002)
+
+    def check(self, jobs: int) -> None:
+        """Raise `BenchmarkError` unless each of *jobs* jobs ran exactly once, and its row says so."""
+        numbers = [number for number, _ in self.records.read()]
+        distinct = set(numbers)
+        if len(distinct) < jobs or distinct != set(range(jobs)):
+            raise BenchmarkError(f"{jobs - len(distinct)} of {jobs} jobs were lost.")
+        if len(numbers) > jobs:
+            raise BenchmarkError(f"{jobs} jobs were run {len(numbers)} times.")
+        if waiting := self.system.waiting(self.database):
+            raise BenchmarkError(f"{waiting} of {jobs} jobs have no end.")
+        done = self.system.done(self.database)
+        if done not in (None, jobs):
+            raise BenchmarkError(f"{done} of {jobs} jobs are done.")

@@ -1,0 +1,32 @@
+"""Tasks that record that they ran, and do nothing else."""
+
+import os
+
+from ..record import record
+
+if os.environ["BENCH_SYSTEM"] == "django_pgqueue":
+    from django_pgqueue import task
+else:
+    try:
+        from django.tasks import task
+    except ImportError:  # Django 5.2
+        from django_tasks import task
+
+
+@task()
+def noop(number):
+    record(number)
+
+
+@task()
+async def noop_async(number):
+    record(number)
+
+
+@task()
+def noop_with_result(number):
+    record(number)
+    return {"number": number, "is_done": True}
+
+
+BY_SHAPE = {"plain": noop, "async": noop_async, "result": noop_with_result}

@@ -1,0 +1,195 @@
+"""
+What is measured: this project, and others, each at the best settings that a light search has found.
+
+A system is driven by a program of its own in `drivers`, run by the interpreter that has the system's packages. It
+installs the tables, enqueues, and is the worker where the system has no command for that.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from .environments import ROOT, node_with, python_with
+from .server import Databases
+
+DRIVERS = Path(__file__).parent / "drivers"
+
+
+@dataclass(frozen=True)
+class Variant:
+    """
+    One way to run a system: so many *processes*, its worker with *options*.
+
+    *shape* is what the jobs are, where a system has a choice: a plain function unless named.
+    """
+
+    processes: int = 1
+    options: Mapping[str, Any] = field(default_factory=dict)
+    shape: str = ""
+
+
+class System:
+    """*jobs* is how many make a run of a second or more; *idle* the variant at the system's defaults."""
+
+    name: str
+    jobs: int
+    variants: Mapping[str, Variant]
+    idle = Variant()
+    single_jobs = 3_000
+    bulk_jobs = 100_000
+    waiting_sql: str  # how many jobs have not ended
+    done_sql: str | None = None  # how many have ended well; None where they are deleted
+    claim_mark: str | None = None  # what only the claim's text has
+
+    def __init__(self, databases: Databases) -> None:
+        self.databases = databases
+
+    def driver(self) -> list[str]:
+        raise NotImplementedError
+
+    def prepare(self) -> None:
+        """Install what it needs, so that nothing is installed while something is measured."""
+        self.driver()
+
+    def worker_commands(self, variant: Variant) -> list[list[str]]:
+        """The programs that make up a worker."""
+        return [[*self.driver(), "worker"]] * variant.processes
+
+    def environment(self, database: str, variant: Variant | None = None, **more: str) -> dict[str, str]:
+        """What the driver and the worker need to know; *more* goes on top."""
+        variant = variant or self.idle
+        return {
+            **os.environ,
+            "PYTHONPATH": os.fspath(ROOT),
+            "BENCH_SYSTEM": self.name,
+            "BENCH_DSN": self.databases.dsn(database),
+            "BENCH_URL": self.databases.url(database),
+            "BENCH_OPTIONS": json.dumps(dict(variant.options)),
+            "BENCH_SHAPE": variant.shape,
+            **more,
+        }
+
+    def fresh(self) -> str:
+        """Return the name of a new database with this system's tables and no job."""
+        return self.databases.fresh(self.name, lambda database: self.drive(database, "install"))
+
+    def drive(self, database: str, *words: object, variant: Variant | None = None, **more: str) -> Any:
+        """Let the driver do something, and return what it answers."""
+        done = subprocess.run(
+            [*self.driver(), *map(str, words)],
+            cwd=ROOT,
+            env=self.environment(database, variant, **more),
+            capture_output=True,
+            text=True,
+        )
+        if done.returncode:
+            raise RuntimeError(f"{self.name} {' '.join(map(str, words))} failed:\n{done.stdout}{done.stderr}"[-4000:])
+        return json.loads(done.stdout.splitlines()[-1])
+
+    def waiting(self, database: str) -> int:
+        return self.databases.value(database, self.waiting_sql)
+
+    def done(self, database: str) -> int | None:
+        return self.databases.value(database, self.done_sql) if self.done_sql else None
+
+
+class _InPython(System):
+    packages: tuple[str, ...]
+    module: str
+
+    @cached_property
+    def _python(self) -> str:
+        return python_with(self.name, self.packages)
+
+    def driver(self) -> list[str]:
+        return [self._python, "-m", f"tests.benchmarks.drivers.{self.module}"]
+
+
+class _OnDjango(_InPython):
+    module = "django_tasks"
+
+    def environment(self, database: str, variant: Variant | None = None, **more: str) -> dict[str, str]:
+        here = {"DJANGO_SETTINGS_MODULE": "tests.benchmarks.project.settings"}
+        return super().environment(database, variant, **here, **more)
+
+
+class Ours(_OnDjango):
+    name = "django_pgqueue"
+    jobs = 100_000
+    single_jobs = 5_000
+    # One slot: threads of one interpreter do not run no-op jobs faster together.
+    variants = {
+        "sync-1": Variant(1, {"flags": ["--concurrency", "1"]}),
+        "sync-2": Variant(2, {"flags": ["--concurrency", "1"]}),
+        "async-1": Variant(1, {"flags": ["--concurrency", "100"]}, "async"),
+        "sync-1-results": Variant(1, {"flags": ["--concurrency", "1"]}, "result"),
+        "sync-1-signals": Variant(1, {"flags": ["--concurrency", "1"], "logging": "default"}),
+    }
+    waiting_sql = "SELECT count(*) FROM django_pgqueue_job WHERE status IN ('pending', 'running')"
+    done_sql = "SELECT count(*) FROM django_pgqueue_job WHERE status = 'done' AND attempts = 1"
+    claim_mark = "SET status = 'running'"
+
+    @cached_property
+    def _python(self) -> str:
+        return sys.executable
+
+    def worker_commands(self, variant: Variant) -> list[list[str]]:
+        flags = [*variant.options.get("flags", ()), "--processes", str(variant.processes)]
+        return [[sys.executable, "-m", "django", "runworker", *flags]]
+
+
+class DjangoTasksDb(_OnDjango):
+    name = "django-tasks-db"
+    jobs = 3_000
+    bulk_jobs = 10_000
+    packages = ("django-tasks-db==0.13.*", f"django=={version('django')}", f"psycopg[binary]=={version('psycopg')}")
+    variants = {
+        "sync-1": Variant(1, {"flags": ["--no-startup-delay", "--interval", "0.1"]}),
+        "sync-2": Variant(2, {"flags": ["--no-startup-delay", "--interval", "0.1"]}),
+    }
+    idle = Variant(1, {"flags": ["--no-startup-delay"]})
+    waiting_sql = "SELECT count(*) FROM django_tasks_database_dbtaskresult WHERE status IN ('READY', 'RUNNING')"
+    done_sql = "SELECT count(*) FROM django_tasks_database_dbtaskresult WHERE status = 'SUCCESSFUL'"
+
+    def worker_commands(self, variant: Variant) -> list[list[str]]:
+        command = [self._python, "-m", "django", "db_worker", "--no-reload", "-v0", *variant.options["flags"]]
+        return [command] * variant.processes
+
+
+class PgQueuer(_InPython):
+    name = "pgqueuer"
+    jobs = 60_000
+    packages = ("pgqueuer==1.6.*", "asyncpg", "uvloop", "click", "typer")
+    module = "pgqueuer"
+    variants = {"async-1": Variant(1, {"batch_size": 500}), "async-2": Variant(2, {"batch_size": 500})}
+    waiting_sql = "SELECT count(*) FROM pgqueuer"
+    done_sql = "SELECT count(*) FROM pgqueuer_log WHERE status = 'successful'"
+
+
+class GraphileWorker(System):
+    name = "graphile-worker"
+    jobs = 100_000
+    packages = ("node@22", "graphile-worker@0.18", "pg@8")
+    _best = {"concurrentJobs": 24, "maxPoolSize": 25, "localQueue": {"size": 500}, "batchDelay": 0}
+    variants = {"async-1": Variant(1, _best), "async-2": Variant(2, _best)}
+    waiting_sql = "SELECT count(*) FROM graphile_worker._private_jobs"
+
+    @cached_property
+    def _node(self) -> tuple[str, Path]:
+        return node_with(self.name, self.packages)
+
+    def driver(self) -> list[str]:
+        return [self._node[0], os.fspath(DRIVERS / "graphile.js")]
+
+    def environment(self, database: str, variant: Variant | None = None, **more: str) -> dict[str, str]:
+        return super().environment(database, variant, NODE_PATH=os.fspath(self._node[1]), **more)
+
+
+PEERS: dict[str, type[System]] = {kind.name: kind for kind in (GraphileWorker, PgQueuer, DjangoTasksDb)}
