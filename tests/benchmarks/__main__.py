@@ -10,22 +10,31 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "example_project")]  # for embedded_pg
 
 from psycopg.conninfo import conninfo_to_dict  # noqa: E402
 
-from . import drain  # noqa: E402
+from . import drain, enqueue, horizon, idle, latency, mixed  # noqa: E402
 from .bench import Case, Options, measure  # noqa: E402
 from .machine import describe  # noqa: E402
 from .server import Databases, find_pgbench, find_programs, private_server  # noqa: E402
 from .systems import PEERS, Ours  # noqa: E402
 
+
+def _nothing(programs: Path | None) -> dict[str, str]:
+    return {}
+
+
 # What each measures, and settings of the server that it needs.
-BENCHMARKS: dict[str, tuple[Callable[[Options], Sequence[Case]], dict[str, str]]] = {
-    "drain": (drain.cases, {}),
+BENCHMARKS: dict[str, tuple[Callable[[Options], Sequence[Case]], Callable[[Path | None], dict[str, str]]]] = {
+    "drain": (drain.cases, _nothing),
+    "enqueue": (enqueue.cases, _nothing),
+    "latency": (latency.cases, _nothing),
+    "horizon": (horizon.cases, horizon.settings),
+    "idle": (idle.cases, idle.settings),
+    "mixed": (mixed.cases, _nothing),
 }
 
 
@@ -35,7 +44,7 @@ def main(words: Sequence[str] | None = None) -> int:
         signal.signal(number, _leave)
     cases, settings = BENCHMARKS[arguments.benchmark]
     began = time.monotonic()
-    with _databases(arguments, settings) as databases:
+    with _databases(arguments, settings(arguments.postgres)) as databases:
         options = Options(
             systems=[kind(databases) for kind in (Ours, *(PEERS[name] for name in arguments.peers))],
             databases=databases,

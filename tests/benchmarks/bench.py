@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from .processes import Workers, running
+from .processes import Driver, Workers, running
 from .record import Records
 from .server import Databases, Pgbench
 from .systems import System, Variant
@@ -93,6 +93,12 @@ def _shown(figures: Figures) -> str:
     )
 
 
+def percentile(values: Sequence[float], percent: float) -> float:
+    """The value below which *percent* of *values* are."""
+    ordered = sorted(values)
+    return ordered[min(int(len(ordered) * percent / 100), len(ordered) - 1)]
+
+
 def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
@@ -109,11 +115,22 @@ class Stage:
         self.database = system.fresh()
         self._folder = Path(tempfile.mkdtemp(prefix=f"{system.name}-", dir=system.databases.directory))
         self.records = Records(self._folder / "records")
-        self.scratch = self._folder / "scratch"  # for records that nobody reads
-        self.scratch.mkdir()
+        self.enqueued = Records(self._folder / "enqueued")
 
-    def drive(self, *words: object, **more: str) -> Any:
-        return self.system.drive(self.database, *words, variant=self.variant, **more)
+    def drive(self, *words: object) -> Any:
+        """Let the system's driver do something, and return what it answers."""
+        with self.driving(*words) as driver:
+            return driver.answer()
+
+    @contextmanager
+    def driving(self, *words: object) -> Iterator[Driver]:
+        """The same, while something else happens."""
+        environment = self._environment(self.enqueued)
+        driver = Driver([*self.system.driver(), *map(str, words)], environment)
+        try:
+            yield driver
+        finally:
+            driver.end()
 
     def settle_down(self) -> None:
         """Let statistics be those of the table as it is, and no checkpoint come soon."""
@@ -123,11 +140,8 @@ class Stage:
 
     @contextmanager
     def workers(self) -> Iterator[Workers]:
-        environment = self.system.environment(
-            self.database, self.variant, BENCH_RECORDS=str(self.records.folder.absolute())
-        )
-        log = self._folder / "worker.log"
-        with running(self.system.worker_commands(self.variant), environment, log) as workers:
+        commands = self.system.worker_commands(self.variant)
+        with running(commands, self._environment(self.records), self._folder / "worker.log") as workers:
             yield workers
 
     def wait_for(self, count: int, workers: Workers, patience: float = 60.0) -> None:
@@ -139,6 +153,14 @@ class Stage:
             if workers.have_ended or time.monotonic() - since > patience:
                 raise BenchmarkError(f"{now} of {count} jobs have begun, and no more do:\n{workers.log[-2000:]}")
             time.sleep(0.002)
+
+    def wait_until_all_work(self, workers: Workers, patience: float = 60.0) -> None:
+        """Wait until every process of the worker has begun a job."""
+        deadline = time.monotonic() + patience
+        while self.records.processes() < self.variant.processes:
+            if workers.have_ended or time.monotonic() > deadline:
+                raise BenchmarkError(f"{self.records.processes()} processes work:\n{workers.log[-2000:]}")
+            time.sleep(0.001)
 
     def wait_until_none_waits(self, patience: float = 30.0) -> None:
         """Wait until every job's end has been written."""
@@ -161,3 +183,6 @@ class Stage:
         done = self.system.done(self.database)
         if done not in (None, jobs):
             raise BenchmarkError(f"{done} of {jobs} jobs are done.")
+
+    def _environment(self, records: Records) -> dict[str, str]:
+        return self.system.environment(self.database, self.variant, BENCH_RECORDS=str(records.folder.absolute()))

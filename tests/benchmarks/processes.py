@@ -1,5 +1,6 @@
 """Processes of a worker: started, ended, and what they use, as Linux tells it."""
 
+import json
 import os
 import signal
 import subprocess
@@ -7,6 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from .environments import ROOT
 
@@ -72,6 +74,38 @@ def running(commands: Sequence[Sequence[str]], environment: dict[str, str], log:
         yield workers
     finally:
         workers.stop()
+
+
+class Driver:
+    """A *command* of a system's driver that has been started."""
+
+    def __init__(self, command: Sequence[str], environment: dict[str, str]) -> None:
+        self._command = command
+        self._process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    @property
+    def is_running(self) -> bool:
+        return self._process.poll() is None
+
+    def answer(self) -> Any:
+        """Wait for its end, and return what it answered in its last line."""
+        output, _ = self._process.communicate()
+        if self._process.returncode:
+            raise RuntimeError(f"{' '.join(self._command)} failed:\n{output[-4000:]}")
+        return json.loads(output.splitlines()[-1])
+
+    def end(self) -> None:
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.communicate()
 
 
 def tree(pid: int) -> list[int]:

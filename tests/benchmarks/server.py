@@ -49,6 +49,11 @@ def find_pgbench(programs: Path | None) -> Path | None:
     return Path(found) if found else None
 
 
+def has_library(programs: Path | None, name: str) -> bool:
+    """Whether the server whose *programs* these are can load *name*; that of a wheel is not asked."""
+    return programs is not None and any((programs.parent / "lib").rglob(f"{name}.so"))
+
+
 def memory_bytes() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 

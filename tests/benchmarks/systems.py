@@ -7,7 +7,6 @@ installs the tables, enqueues, and is the worker where the system has no command
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from .environments import ROOT, node_with, python_with
+from .processes import Driver
 from .server import Databases
 
 DRIVERS = Path(__file__).parent / "drivers"
@@ -46,7 +46,8 @@ class System:
     bulk_jobs = 100_000
     waiting_sql: str  # how many jobs have not ended
     done_sql: str | None = None  # how many have ended well; None where they are deleted
-    claim_mark: str | None = None  # what only the claim's text has
+    claim_mark = "skip locked"  # what only the claim's text has, in lower case
+    pinned_jobs = 0  # for a run of a few seconds with the horizon pinned; as many as `jobs` unless given
 
     def __init__(self, databases: Databases) -> None:
         self.databases = databases
@@ -78,20 +79,12 @@ class System:
 
     def fresh(self) -> str:
         """Return the name of a new database with this system's tables and no job."""
-        return self.databases.fresh(self.name, lambda database: self.drive(database, "install"))
 
-    def drive(self, database: str, *words: object, variant: Variant | None = None, **more: str) -> Any:
-        """Let the driver do something, and return what it answers."""
-        done = subprocess.run(
-            [*self.driver(), *map(str, words)],
-            cwd=ROOT,
-            env=self.environment(database, variant, **more),
-            capture_output=True,
-            text=True,
-        )
-        if done.returncode:
-            raise RuntimeError(f"{self.name} {' '.join(map(str, words))} failed:\n{done.stdout}{done.stderr}"[-4000:])
-        return json.loads(done.stdout.splitlines()[-1])
+        def install(database: str) -> None:
+            driver = Driver([*self.driver(), "install"], self.environment(database))
+            driver.answer()
+
+        return self.databases.fresh(self.name, install)
 
     def waiting(self, database: str) -> int:
         return self.databases.value(database, self.waiting_sql)
@@ -123,6 +116,7 @@ class _OnDjango(_InPython):
 class Ours(_OnDjango):
     name = "django_pgqueue"
     jobs = 100_000
+    pinned_jobs = 500_000
     single_jobs = 5_000
     # One slot: threads of one interpreter do not run no-op jobs faster together.
     variants = {
@@ -134,7 +128,7 @@ class Ours(_OnDjango):
     }
     waiting_sql = "SELECT count(*) FROM django_pgqueue_job WHERE status IN ('pending', 'running')"
     done_sql = "SELECT count(*) FROM django_pgqueue_job WHERE status = 'done' AND attempts = 1"
-    claim_mark = "SET status = 'running'"
+    claim_mark = "set status = 'running'"
 
     @cached_property
     def _python(self) -> str:
@@ -149,6 +143,7 @@ class DjangoTasksDb(_OnDjango):
     name = "django-tasks-db"
     jobs = 3_000
     bulk_jobs = 10_000
+    pinned_jobs = 6_000
     packages = ("django-tasks-db==0.13.*", f"django=={version('django')}", f"psycopg[binary]=={version('psycopg')}")
     variants = {
         "sync-1": Variant(1, {"flags": ["--no-startup-delay", "--interval", "0.1"]}),
@@ -166,6 +161,7 @@ class DjangoTasksDb(_OnDjango):
 class PgQueuer(_InPython):
     name = "pgqueuer"
     jobs = 60_000
+    pinned_jobs = 200_000
     packages = ("pgqueuer==1.6.*", "asyncpg", "uvloop", "click", "typer")
     module = "pgqueuer"
     variants = {"async-1": Variant(1, {"batch_size": 500}), "async-2": Variant(2, {"batch_size": 500})}
@@ -176,6 +172,7 @@ class PgQueuer(_InPython):
 class GraphileWorker(System):
     name = "graphile-worker"
     jobs = 100_000
+    pinned_jobs = 200_000
     packages = ("node@22", "graphile-worker@0.18", "pg@8")
     _best = {"concurrentJobs": 24, "maxPoolSize": 25, "localQueue": {"size": 500}, "batchDelay": 0}
     variants = {"async-1": Variant(1, _best), "async-2": Variant(2, _best)}

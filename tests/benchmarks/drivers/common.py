@@ -4,11 +4,10 @@ What the drivers in Python share: how they enqueue, in which rhythm, and how the
     install                         make the tables
     single COUNT                    enqueue one job per transaction
     bulk COUNT                      enqueue as fast as the system can
-    paced COUNT PER_SECOND FIRST    one per transaction, at a steady rate, numbers from FIRST on
+    paced COUNT PER_SECOND FIRST    one per transaction, at a steady rate, numbers from FIRST on; record each commit
     worker                          run jobs until SIGTERM
 
-The answer is a line of JSON: the seconds and the processor's seconds that enqueueing took and, when paced, the
-moment after each commit.
+The answer is a line of JSON: the seconds and the processor's seconds that enqueueing took.
 """
 
 import asyncio
@@ -19,7 +18,8 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-DSN = os.environ.get("BENCH_DSN", "")
+from ..record import record
+
 URL = os.environ.get("BENCH_URL", "")
 OPTIONS: dict[str, Any] = json.loads(os.environ.get("BENCH_OPTIONS", "{}"))
 
@@ -34,8 +34,8 @@ class Measured:
     def __init__(self) -> None:
         self._began, self._cpu = time.monotonic(), _cpu()
 
-    def answer(self, **values: Any) -> None:
-        answer(seconds=time.monotonic() - self._began, cpu_seconds=_cpu() - self._cpu, **values)
+    def answer(self) -> None:
+        answer(seconds=time.monotonic() - self._began, cpu_seconds=_cpu() - self._cpu)
 
 
 def _cpu() -> float:
@@ -57,13 +57,12 @@ def enqueue(words: list[str], single: Callable[[int], Any], bulk: Callable[[rang
             measured.answer()
         case ["paced", count, per_second, first]:
             measured = Measured()
-            commits = []
             began = time.monotonic()
             for place in range(int(count)):
                 time.sleep(max(began + place / float(per_second) - time.monotonic(), 0))
                 single(int(first) + place)
-                commits.append(time.monotonic_ns())
-            measured.answer(commits=commits)
+                record(int(first) + place)
+            measured.answer()
         case _:
             raise SystemExit(f"What is {words}?")
 
@@ -84,13 +83,12 @@ async def enqueue_async(
             measured.answer()
         case ["paced", count, per_second, first]:
             measured = Measured()
-            commits = []
             began = time.monotonic()
             for place in range(int(count)):
                 await asyncio.sleep(max(began + place / float(per_second) - time.monotonic(), 0))
                 await single(int(first) + place)
-                commits.append(time.monotonic_ns())
-            measured.answer(commits=commits)
+                record(int(first) + place)
+            measured.answer()
         case _:
             raise SystemExit(f"What is {words}?")
 

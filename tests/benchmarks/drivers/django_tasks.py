@@ -1,7 +1,10 @@
 """Drives the backends of Django's Tasks framework: this project's, django-tasks-db."""
 
 import os
+import random
 import sys
+import threading
+import time
 
 import django
 
@@ -11,8 +14,10 @@ from django.core.management import call_command  # noqa: E402
 from django.db import connection, transaction  # noqa: E402
 
 from ..project import tasks  # noqa: E402
+from ..record import record  # noqa: E402
 from .common import Measured, answer, enqueue  # noqa: E402
 
+LONGEST_SECONDS = 0.1  # that a transaction lasts
 TASK = tasks.BY_SHAPE[os.environ.get("BENCH_SHAPE") or "plain"]
 
 
@@ -23,6 +28,10 @@ def main(words: list[str]) -> None:
             answer()
         case ["call", count]:
             _call(int(count))
+        case ["transactions", count, per_second, first]:
+            _in_transactions(int(count), float(per_second), int(first))
+        case ["beside-a-long-one", count, per_second, first]:
+            _beside_a_long_one(count, per_second, first)
         case _:
             connection.ensure_connection()
             enqueue(words, TASK.enqueue, _bulk)
@@ -43,6 +52,51 @@ def _call(count: int) -> None:
     for number in range(count):
         TASK.func(number)
     measured.answer()
+
+
+def _in_transactions(count: int, per_second: float, first: int) -> None:
+    """At a steady rate by many clients, each transaction open for 0 to 100 ms after it has enqueued."""
+    measured = Measured()
+    choose = random.Random(1)
+    waits = [choose.uniform(0, LONGEST_SECONDS) for _ in range(count)]
+    places = iter(range(count))
+    choosing = threading.Lock()
+    began = time.monotonic() + 1  # when all are connected
+
+    def client() -> None:
+        connection.ensure_connection()
+        while True:
+            with choosing:
+                place = next(places, None)
+            if place is None:
+                break
+            time.sleep(max(began + place / per_second - time.monotonic(), 0))
+            with transaction.atomic():
+                TASK.enqueue(first + place)
+                time.sleep(waits[place])
+            record(first + place)
+        connection.close()
+
+    clients = [threading.Thread(target=client) for _ in range(int(per_second * LONGEST_SECONDS))]
+    for thread in clients:
+        thread.start()
+    for thread in clients:
+        thread.join()
+    measured.answer()
+
+
+def _beside_a_long_one(count: str, per_second: str, first: str) -> None:
+    """At a steady rate, while a transaction is open that has enqueued a job, too: the last one."""
+
+    def paced() -> None:
+        enqueue(["paced", count, per_second, first], TASK.enqueue, _bulk)
+        connection.close()
+
+    with transaction.atomic():
+        TASK.enqueue(int(first) + int(count))
+        others = threading.Thread(target=paced)
+        others.start()
+        others.join()
 
 
 if __name__ == "__main__":

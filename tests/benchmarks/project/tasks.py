@@ -1,8 +1,12 @@
 """Tasks that record that they ran, and do nothing else."""
 
+import json
 import os
+import time
 
 from ..record import record
+
+PATTERN = json.loads(os.environ["BENCH_OPTIONS"]).get("pattern", [0])  # milliseconds
 
 if os.environ["BENCH_SYSTEM"] == "django_pgqueue":
     from django_pgqueue import task
@@ -29,4 +33,11 @@ def noop_with_result(number):
     return {"number": number, "is_done": True}
 
 
-BY_SHAPE = {"plain": noop, "async": noop_async, "result": noop_with_result}
+@task()
+def sleep(number):
+    """For as long as the pattern says."""
+    record(number)
+    time.sleep(PATTERN[number % len(PATTERN)] / 1_000)
+
+
+BY_SHAPE = {"plain": noop, "async": noop_async, "result": noop_with_result, "pattern": sleep}

@@ -1,0 +1,62 @@
+"""
+notify: what waking workers costs eight clients that commit enqueues as fast as they can.
+
+pgbench sends the very statement that `enqueue` sends (`enqueue`), and an INSERT of the same row that wakes nobody
+(`plain`), while a worker is there whose slots are all taken. `over_plain` in the first is the ratio of the medians.
+"""
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from .bench import BenchmarkError, Case, Figures, Options, Stage
+from .systems import Ours, System, Variant
+
+CLIENTS = 8
+SECONDS, QUICK_SECONDS = 8, 2
+SLOTS = 4
+
+PLAIN_SQL = """
+INSERT INTO django_pgqueue_job (
+    backend, queue_name, task_path, args, kwargs, status, priority,
+    available_at, created_at, attempts, max_attempts, claim_version
+)
+VALUES (
+    'default', 'default', 'tests.benchmarks.project.tasks.noop', '[0]', '{}', 'pending', 0,
+    clock_timestamp(), clock_timestamp(), 0, 5, 0
+)
+RETURNING id, created_at
+"""
+
+
+def cases(options: Options) -> list[Case]:
+    if options.pgbench is None:
+        return []
+    ours = next(system for system in options.systems if isinstance(system, Ours))
+    seconds = QUICK_SECONDS if options.quick else SECONDS
+    return [
+        Case(ours.name, name, partial(_commits, options, ours, name, seconds))
+        for name in ("enqueue", "plain")
+        if options.wants(name)
+    ]
+
+
+def add_ratio(results: list[dict[str, Any]]) -> None:
+    found = {result["variant"]: result for result in results if "commits_per_s" in result}
+    if {"enqueue", "plain"} <= found.keys():
+        ratio = found["enqueue"]["commits_per_s"] / found["plain"]["commits_per_s"]
+        found["enqueue"]["over_plain"] = round(ratio, 3)
+
+
+def _commits(options: Options, system: System, name: str, seconds: int) -> Figures:
+    stage = Stage(system, Variant(1, {"flags": ["--concurrency", str(SLOTS)]}, "held"))
+    statement = PLAIN_SQL if name == "plain" else stage.drive("statement")["statement"]
+    script = stage.folder / "statement.sql"
+    script.write_text(" ".join(statement.split()) + ";\n")
+    with stage.workers() as workers, _all_slots_taken(stage, workers):
+        rate, commits = options.pgbench_on(stage.database).run(script, CLIENTS, "-T", str(seconds))
+        waiting = system.waiting(stage.database) - SLOTS
+        if waiting != commits:
+            raise BenchmarkError(f"{waiting} jobs are there, and {commits} were enqueued.")
+    return {"commits_per_s": rate}
