@@ -37,6 +37,12 @@ def dear(monkeypatch):
     monkeypatch.setattr(floors_module, "DEAR_SECONDS", 0.0)
 
 
+@pytest.fixture
+def cheap(monkeypatch):
+    """Let no look take too long, however busy this machine is."""
+    monkeypatch.setattr(floors_module, "DEAR_SECONDS", 1e9)
+
+
 def claim(session, claimer, wanted=10):
     with session.round() as connection:
         return [job.id for job in claimer.claim(connection, "worker/1", wanted)]
@@ -86,7 +92,7 @@ def test_a_claim_at_its_floor_finds_what_comes_later_without_looking(session, cl
     assert claim(session, claimer, 3) == ids
 
 
-def test_a_claim_that_finds_nothing_leaves_the_floors_where_they_are(session, claimer):
+def test_a_claim_that_finds_nothing_leaves_the_floors_where_they_are(session, claimer, cheap):
     enqueue_jobs(3)
     claim_all(session, claimer, 3)
     before = floors_of(claimer)
@@ -178,6 +184,42 @@ def test_a_busy_child_finds_new_bands_too(session, claimer):
     wait_until(claims_it, "the urgent job to be claimed before the backlog")
 
 
+def test_a_job_that_someone_holds_below_the_floor_lets_no_claim_begin_there_but_the_one_after_a_look(
+    session, claimer, cheap
+):
+    """R33: whoever holds it for long keeps vacuum from working, too, and all between would be walked each time."""
+    held, *others = enqueue_jobs(5)
+    with actor() as holder:
+        sql(holder, "BEGIN")
+        sql(holder, "SELECT 1 FROM django_pgqueue_job WHERE id = %s FOR UPDATE", [held])
+        assert claim_all(session, claimer, 4) == others
+        above = floors_of(claimer)
+        for _ in range(5):
+            wait_until(claimer._floors.may_look, "the next look")
+            assert claim(session, claimer) == []
+            assert floors_of(claimer) == above
+        [late] = enqueue_jobs(1)
+        assert claim_all(session, claimer, 1) == [late]
+        sql(holder, "ROLLBACK")
+
+    assert claim_all(session, claimer, 1) == [held]
+    assert floors_of(claimer)["default", 0][1] == late, "and the floor does not fall behind"
+
+
+def test_what_a_look_lets_a_claim_walk_over_is_paid_for_like_the_look(claimer):
+    """R33."""
+    floors = claimer._floors
+    floors._clock_offset = time.time() - time.monotonic()
+    floors._lower(claiming.Band("default", 0, time.time(), 5, 0.0))
+    floors.claimed([], 10, took=50.0)
+    assert floors.may_look()
+    floors._lower(claiming.Band("default", 0, time.time() - 60, 3, -60.0))
+
+    floors.claimed([], 10, took=50.0)
+
+    assert floors.may_look_at > time.monotonic() + 900
+
+
 # ---- when looking is dear
 
 
@@ -251,13 +293,29 @@ def test_a_look_is_paid_for_with_a_pause(session):
     assert floors._look_at >= floors.may_look_at
 
 
+def test_a_child_that_is_only_asked_looks_behind_the_reach_too(session, claimer, dear):
+    """R31, R33: an idle one would never come by there otherwise."""
+    enqueue_jobs(5)
+    claim_all(session, claimer, 5)
+    old = enqueue()
+    here("UPDATE django_pgqueue_job SET available_at = now() - interval '1 hour' WHERE id = %s", [old])
+    claimer._floors._oldest = time.time() - 7200
+
+    def peeks():
+        claimer.ask()
+        return claimer.can_peek() and claimer.peek(session.connection)
+
+    wait_until(peeks, "the old job to be seen")
+
+    assert claim(session, claimer) == [old]
+
+
 # ---- which bands
 
 
-def test_bands_that_stay_empty_are_forgotten(session, claimer, monkeypatch):
+def test_bands_that_stay_empty_are_forgotten(session, claimer, cheap, monkeypatch):
     """R33: claims visit every band, and names of queues may be as many as customers."""
     monkeypatch.setattr(floors_module, "FORGET_SECONDS", 0.0)
-    monkeypatch.setattr(floors_module, "DEAR_SECONDS", 1e9)
     for number in range(20):
         enqueue(queue_name=f"customer {number}")
     claim_all(session, claimer, 20)

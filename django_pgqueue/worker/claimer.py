@@ -64,7 +64,7 @@ class Claimer:
         """Look, in one statement; whether a job may run now."""
         self._was_asked = False
         self._floors.look(connection)
-        if self._floors.any_due():
+        if self._floors.look_behind(connection) or self._floors.any_due():
             self.at = 0.0
             return True
         self._rest()
@@ -84,8 +84,7 @@ class Claimer:
                 jobs = claiming.in_order([*jobs, *self._claim(connection, owner, wanted - len(jobs))])
         elif floors.must_look():
             floors.look(connection)
-        floors.look_behind(connection)
-        if len(jobs) == wanted:
+        if floors.look_behind(connection) or len(jobs) == wanted:
             self.at = 0.0
         elif has_looked:
             self.is_drained = not floors.any_due()
@@ -95,8 +94,9 @@ class Claimer:
         return jobs
 
     def _claim(self, connection: psycopg.Connection, owner: str, wanted: int) -> list[claiming.ClaimedJob]:
+        began = time.monotonic()
         jobs = claiming.claim(connection, self._floors.bands(), owner, wanted, self._config.lease)
-        self._floors.claimed(jobs)
+        self._floors.claimed(jobs, wanted, time.monotonic() - began)
         return jobs
 
     def failed(self) -> None:

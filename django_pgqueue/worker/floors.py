@@ -45,6 +45,7 @@ class Floors:
         self._queues = queues
         self._share = share
         self._bands: dict[tuple[str, int], Band] = {}
+        self._lowered: dict[tuple[str, int], tuple[float, int]] = {}  # since the last claim; the floors before
         self._seen_at: dict[tuple[str, int], float] = {}  # monotonic
         self._clock_offset = 0.0  # from the monotonic clock to the database's, in seconds
         self._may_look_at = 0.0  # these four: monotonic
@@ -60,12 +61,24 @@ class Floors:
         """The bands in the order in which a claim serves them: highest priority first, then longest waiting."""
         return sorted(self._bands.values(), key=lambda band: (-band.priority, band.floor_at, band.floor_id))
 
-    def claimed(self, jobs: Sequence[ClaimedJob]) -> None:
-        """Raise the floors to what was claimed last; *jobs* come as `claim` sorts them."""
-        last = {(job.queue_name, job.priority): job for job in jobs}
-        for place, job in last.items():
+    def claimed(self, jobs: Sequence[ClaimedJob], wanted: int, took: float) -> None:
+        """
+        Learn from a claim of *wanted* jobs, which took so many seconds and got *jobs*, sorted as `claim` does.
+
+        Where a look has lowered a floor, the claim has walked over all that lies above it. If it has met the end,
+        the floor is where it was before: what a look sees and a claim does not get is locked, perhaps for hours.
+        """
+        floors = {(job.queue_name, job.priority): (job.available_at, job.id) for job in jobs}
+        if self._lowered:
+            self._charge(took)
+            if len(jobs) < wanted:
+                for place, before in self._lowered.items():
+                    floors[place] = max(before, floors.get(place, before))
+                self._lowered.clear()
+        for place, (floor_at, floor_id) in floors.items():
+            self._lowered.pop(place, None)
             if (band := self._bands.get(place)) is not None:
-                self._bands[place] = band._replace(floor_at=job.available_at, floor_id=job.id)
+                self._bands[place] = band._replace(floor_at=floor_at, floor_id=floor_id)
 
     # ---- when to look
 
@@ -109,24 +122,37 @@ class Floors:
         self._learn({(band.queue_name, band.priority): band for band in seen.bands}, seen.clock, is_dear)
         if not everywhere:
             self._set_reach(now - began, now)
-        self._may_look_at = now + self._share * max(SHORTEST_IDLE_PAUSE_SECONDS, IDLE_PAUSES * (now - began))
-        self._look_at = now + self._share * max(SHORTEST_BUSY_PAUSE_SECONDS, BUSY_PAUSES * (now - began))
+        self._may_look_at = now + self._share * SHORTEST_IDLE_PAUSE_SECONDS
+        self._look_at = now + self._share * SHORTEST_BUSY_PAUSE_SECONDS
+        self._charge(now - began)
 
-    def look_behind(self, connection: Connection) -> None:
-        """Look at the next piece of what the looks do not reach, if there is any and it is time to."""
+    def look_behind(self, connection: Connection) -> bool:
+        """
+        Look at the next piece of what the looks do not reach, if there is any and it is time to.
+
+        Whether a job was found that a claim would not have met.
+        """
         began = time.monotonic()
         if self._reach == INFINITY or began < self._look_behind_at:
-            return
+            return False
         clock = began + self._clock_offset
         until = clock - self._reach if self._behind_until is None else self._behind_until
         since = until - self._behind_width if until - self._behind_width > self._oldest else -INFINITY
         parts = [Part(band.queue_name, band.priority, since, until) for band in self._bands.values()]
-        for found in sweep_parts(connection, parts, self._queues.to_sweep, self._queues.excluded).bands:
-            self._lower(found)
+        seen = sweep_parts(connection, parts, self._queues.to_sweep, self._queues.excluded).bands
+        are_below = [self._lower(found) for found in seen]
         took = time.monotonic() - began
         self._behind_width *= max(min(PIECE_SECONDS / max(took, 1e-6), REACH_GROWTH), 1 / REACH_GROWTH)
         self._behind_until = None if since == -INFINITY else since
-        self._look_behind_at = time.monotonic() + self._share * max(SHORTEST_BUSY_PAUSE_SECONDS, BUSY_PAUSES / 2 * took)
+        pause = max(SHORTEST_BUSY_PAUSE_SECONDS, BUSY_PAUSES / 2 * took)
+        self._look_behind_at = time.monotonic() + self._share * pause
+        return any(are_below)
+
+    def _charge(self, took: float) -> None:
+        """Let the next looks wait for what this one, or the claim that followed, has cost."""
+        now = time.monotonic()
+        self._may_look_at = max(self._may_look_at, now + self._share * IDLE_PAUSES * took)
+        self._look_at = max(self._look_at, now + self._share * BUSY_PAUSES * took)
 
     def _set_reach(self, took: float, now: float) -> None:
         if took > DEAR_SECONDS:
@@ -148,22 +174,27 @@ class Floors:
         for place in [place for place in self._bands if place not in seen]:
             if now - self._seen_at[place] > forget_after:
                 del self._bands[place], self._seen_at[place]
+                self._lowered.pop(place, None)
             else:
                 # Where others claim, only this keeps their dead entries from being walked at each claim.
                 self._raise(place, clock - MARGIN_SECONDS if is_dear else -INFINITY, INFINITY)
 
-    def _lower(self, found: Band) -> None:
-        """Let a band be known whose first job is *found*, or let its floor be at that job if it is above."""
+    def _lower(self, found: Band) -> bool:
+        """Let a band be known whose first job is *found*, or its floor be there; whether that is news."""
         place = (found.queue_name, found.priority)
         band = self._bands.get(place)
         first = (found.first_available_at, found.first_id)
-        if band is None or first < (band.floor_at, band.floor_id):
+        is_below = band is None or first < (band.floor_at, band.floor_id)
+        if is_below:
             clock = time.monotonic() + self._clock_offset
             floor_at, floor_id = min(first, (clock, 0))  # a job of the future must not hide those that come before
             self._bands[place] = found._replace(floor_at=floor_at, floor_id=floor_id)
+            if band is not None:
+                self._lowered.setdefault(place, (band.floor_at, band.floor_id))
             self._seen_at.setdefault(place, time.monotonic())
             if floor_at > -INFINITY:
                 self._oldest = min(self._oldest, floor_at)
+        return is_below
 
     def _raise(self, place: tuple[str, int], floor_at: float, first_available_at: float) -> None:
         band = self._bands[place]._replace(first_available_at=first_available_at)
