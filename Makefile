@@ -9,7 +9,10 @@ MINUTES = 1
 # What a bare machine lacks, or has no time for.
 FAST = not slow and not second_server and not pgbouncer and not browser
 
-.PHONY: help demo run test test-all chaos lint screenshots
+BENCHMARKS = drain enqueue latency idle
+PEERS = graphile-worker,pgqueuer,django-tasks-db
+
+.PHONY: help demo run test test-all chaos bench lint screenshots
 
 help:
 	@echo "make demo      place orders, run a worker, deliver mails, check them all"
@@ -17,6 +20,7 @@ help:
 	@echo "make test      the tests that need nothing but Python"
 	@echo "make test-all  every test; some need PgBouncer, Chromium, a second server or time"
 	@echo "make chaos     a minute in which everything goes wrong; MINUTES=20 for more"
+	@echo "make bench     the queue beside three others, in about ten minutes; see docs/benchmarks.md"
 	@echo "make lint      ruff and mypy"
 	@echo "make screenshots  the pictures in docs/images; needs Chromium"
 
@@ -34,6 +38,14 @@ test-all: $(VENV)/.browser
 
 chaos: $(VENV)/.test
 	@$(VENV)/bin/python -m tests.chaos --minutes $(MINUTES)
+
+bench: $(VENV)/.demo
+	@mkdir -p $(VENV)/benchmarks
+	@for name in $(BENCHMARKS); do \
+		$(VENV)/bin/python -m tests.benchmarks $$name --quick --peers $(PEERS) --json $(VENV)/benchmarks/$$name.json \
+			|| exit 1; \
+	done
+	@$(VENV)/bin/python -m tests.benchmarks report $(BENCHMARKS:%=$(VENV)/benchmarks/%.json)
 
 lint: $(VENV)/.lint
 	@$(VENV)/bin/python -m ruff check

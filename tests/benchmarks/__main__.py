@@ -16,11 +16,12 @@ sys.path[:0] = [str(ROOT), str(ROOT / "example_project")]  # for embedded_pg
 
 from psycopg.conninfo import conninfo_to_dict  # noqa: E402
 
-from . import drain, enqueue, horizon, idle, latency, mixed  # noqa: E402
+from . import backlog, drain, enqueue, horizon, idle, latency, mixed, notify  # noqa: E402
 from .bench import Case, Options, measure  # noqa: E402
 from .machine import describe  # noqa: E402
+from .report import report  # noqa: E402
 from .server import Databases, find_pgbench, find_programs, private_server  # noqa: E402
-from .systems import PEERS, Ours  # noqa: E402
+from .systems import PEERS, Ours, System  # noqa: E402
 
 
 def _nothing(programs: Path | None) -> dict[str, str]:
@@ -33,15 +34,18 @@ BENCHMARKS: dict[str, tuple[Callable[[Options], Sequence[Case]], Callable[[Path 
     "enqueue": (enqueue.cases, _nothing),
     "latency": (latency.cases, _nothing),
     "horizon": (horizon.cases, horizon.settings),
+    "backlog": (backlog.cases, _nothing),
     "idle": (idle.cases, idle.settings),
+    "notify": (notify.cases, _nothing),
     "mixed": (mixed.cases, _nothing),
 }
 
 
 def main(words: Sequence[str] | None = None) -> int:
     arguments = _arguments(words)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _leave)
+    if arguments.benchmark == "report":
+        print(report(arguments.files, arguments.svg))
+        return 0
     cases, settings = BENCHMARKS[arguments.benchmark]
     began = time.monotonic()
     with _databases(arguments, settings(arguments.postgres)) as databases:
@@ -57,13 +61,14 @@ def main(words: Sequence[str] | None = None) -> int:
         )
         if options.pgbench is None:
             print("pgbench is not on this machine: its reference is left out.", file=sys.stderr)
-        for system in options.systems:
-            system.prepare()
+        options.systems = [system for system in options.systems if _is_ready(system)]
         machine = describe(databases)
         results = measure(cases(options), options.runs)
-    report = {"benchmark": arguments.benchmark, "machine": machine, "results": results}
+    for module in (backlog, notify):
+        if arguments.benchmark == module.__name__.rpartition(".")[2]:
+            module.add_ratio(results)
     print(f"It took {time.monotonic() - began:.0f} s.", file=sys.stderr)
-    text = json.dumps(report, indent=1)
+    text = json.dumps({"benchmark": arguments.benchmark, "machine": machine, "results": results}, indent=1)
     if arguments.json:
         arguments.json.write_text(text + "\n")
     else:
@@ -90,6 +95,15 @@ def _databases(arguments: argparse.Namespace, settings: dict[str, str]) -> Itera
             shutil.rmtree(directory, ignore_errors=True)
 
 
+def _is_ready(system: System) -> bool:
+    try:
+        system.prepare()
+    except (RuntimeError, OSError) as error:  # no npm, no package index
+        print(f"{system.name} is left out. {error}", file=sys.stderr)
+        return False
+    return True
+
+
 def _leave(number: int, frame: object) -> None:
     for each in (signal.SIGTERM, signal.SIGINT):
         signal.signal(each, signal.SIG_IGN)
@@ -98,7 +112,19 @@ def _leave(number: int, frame: object) -> None:
 
 def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks")
-    parser.add_argument("benchmark", choices=BENCHMARKS)
+    commands = parser.add_subparsers(dest="benchmark", required=True, metavar="BENCHMARK")
+    for name, (cases, _) in BENCHMARKS.items():
+        story = sys.modules[cases.__module__].__doc__ or ""
+        command = commands.add_parser(name, help=story.strip().splitlines()[0].partition(": ")[2], description=story)
+        command.formatter_class = argparse.RawDescriptionHelpFormatter
+        _add_flags(command)
+    reporter = commands.add_parser("report", help="tables, and plots, from files that --json has written")
+    reporter.add_argument("files", nargs="+", type=Path, metavar="FILE")
+    reporter.add_argument("--svg", type=Path, metavar="DIRECTORY", help="put the plots there")
+    return parser.parse_args(words)
+
+
+def _add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--peers", type=_peers, default=[], metavar="NAME,...", help=f"measure these, too: {', '.join(PEERS)}"
     )
@@ -116,7 +142,6 @@ def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--server", metavar="CONNINFO", help="a server that runs, instead of a private one")
     parser.add_argument("--keep", action="store_true", help="leave logs and the server's files behind")
-    return parser.parse_args(words)
 
 
 def _peers(text: str) -> list[str]:
@@ -127,4 +152,6 @@ def _peers(text: str) -> list[str]:
 
 
 if __name__ == "__main__":
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _leave)
     raise SystemExit(main())

@@ -15,12 +15,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import psycopg
+
 from .processes import Driver, Workers, running
 from .record import Records
 from .server import Databases, Pgbench
 from .systems import System, Variant
 
-Figures = dict[str, float]
+Figures = dict[str, float | list[float]]  # lists are for plots
 
 
 class BenchmarkError(Exception):
@@ -66,7 +68,7 @@ def measure(cases: Sequence[Case], runs: int) -> list[dict[str, Any]]:
                 continue
             try:
                 figures = case.run()
-            except (BenchmarkError, RuntimeError) as error:
+            except (BenchmarkError, RuntimeError, psycopg.Error) as error:
                 errors[case] = str(error)
                 _say(f"{case.system} {case.variant}, run {number + 1}: ERROR: {error}")
                 continue
@@ -80,23 +82,28 @@ def _result(case: Case, found: list[Figures], error: str | None) -> dict[str, An
     if error:
         return {**result, "error": error}
     each = {name: [figures[name] for figures in found] for name in found[0]}
-    return {**result, **{name: _rounded(median(values)) for name, values in each.items()}, "each": each}
+    return {**result, **{name: _median(values) for name, values in each.items()}, "each": each}
 
 
-def _rounded(value: float) -> float:
-    return round(value, 1) if abs(value) >= 100 else round(value, 4)
-
-
-def _shown(figures: Figures) -> str:
-    return ", ".join(
-        f"{name} {value:,.4g}" if value < 1_000 else f"{name} {value:,.0f}" for name, value in figures.items()
-    )
+def _median(values: list[Any]) -> Any:
+    """Of lists, that of each place."""
+    if isinstance(values[0], list):
+        return [_median(list(place)) for place in zip(*values, strict=False)]
+    middle = median(values)
+    return round(middle, 1) if abs(middle) >= 100 else round(middle, 4)
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
     """The value below which *percent* of *values* are."""
     ordered = sorted(values)
     return ordered[min(int(len(ordered) * percent / 100), len(ordered) - 1)]
+
+
+def _shown(figures: Figures) -> str:
+    numbers = {name: value for name, value in figures.items() if not isinstance(value, list)}
+    return ", ".join(
+        f"{name} {value:,.0f}" if value >= 1_000 else f"{name} {value:.4g}" for name, value in numbers.items()
+    )
 
 
 def _say(text: str) -> None:
@@ -107,15 +114,15 @@ def _say(text: str) -> None:
 
 
 class Stage:
-    """A fresh database of a *system*, and the record of what its workers do."""
+    """A *database* of a system, a fresh one unless named, and the record of what its workers do."""
 
-    def __init__(self, system: System, variant: Variant) -> None:
+    def __init__(self, system: System, variant: Variant, database: str | None = None) -> None:
         self.system = system
         self.variant = variant
-        self.database = system.fresh()
-        self._folder = Path(tempfile.mkdtemp(prefix=f"{system.name}-", dir=system.databases.directory))
-        self.records = Records(self._folder / "records")
-        self.enqueued = Records(self._folder / "enqueued")
+        self.database = database or system.fresh()
+        self.folder = Path(tempfile.mkdtemp(prefix=f"{system.name}-", dir=system.databases.directory))
+        self.records = Records(self.folder / "records")
+        self.enqueued = Records(self.folder / "enqueued")
 
     def drive(self, *words: object) -> Any:
         """Let the system's driver do something, and return what it answers."""
@@ -141,7 +148,7 @@ class Stage:
     @contextmanager
     def workers(self) -> Iterator[Workers]:
         commands = self.system.worker_commands(self.variant)
-        with running(commands, self._environment(self.records), self._folder / "worker.log") as workers:
+        with running(commands, self._environment(self.records), self.folder / "worker.log") as workers:
             yield workers
 
     def wait_for(self, count: int, workers: Workers, patience: float = 60.0) -> None:

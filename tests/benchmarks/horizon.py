@@ -2,8 +2,9 @@
 horizon: whether a worker stays as fast while vacuum can remove nothing.
 
 An idle ``REPEATABLE READ`` transaction with a snapshot pins the horizon (`pinned`; `free` is the same without it)
-while all jobs are run. `last_over_first` is the rate of the last tenth of the jobs over that of the first. The claims'
-own times are read from the server's log, where it is the private one.
+while all jobs are run. `last_over_first` is the rate of the last tenth of the jobs over that of the first. The very
+first fiftieth is left out: in it processes get up to speed, and it would flatter the ratio. The claims' own times are
+read from the server's log, where it is the private one.
 
 With ``--minutes``: jobs are enqueued one by one, 800 a second, the horizon pinned, and every second the backlog is
 counted: those that are enqueued and have not begun.
@@ -24,6 +25,8 @@ from .systems import Ours, System, Variant
 
 SOAK_PER_SECOND = 800
 QUICK = 10  # a tenth of the jobs
+WINDOWS = 20  # of the plot
+WARM_UP = 50  # a fiftieth of the jobs, in which processes are still getting up to speed, is not counted
 
 
 def settings(programs: Path | None) -> dict[str, str]:
@@ -53,13 +56,16 @@ def _drain(system: System, variant: Variant, jobs: int, is_pinned: bool) -> Figu
         stage.wait_for(jobs, workers)
         stage.wait_until_none_waits(patience=120)
     stage.check(jobs)
-    starts = [moment for _, moment in stage.records.read()]
-    tenth = max(jobs // 10, 2)
+    starts = [moment for _, moment in stage.records.read()][jobs // WARM_UP :]
+    tenth = max(len(starts) // 10, 2)
     first, last = starts[:tenth], starts[-tenth:]
-    figures = {
-        "jobs_per_s": (jobs - 1) / (starts[-1] - starts[0]) * 1e9,
+    figures: Figures = {
+        "jobs_per_s": (len(starts) - 1) / (starts[-1] - starts[0]) * 1e9,
         "last_over_first": (first[-1] - first[0]) / max(last[-1] - last[0], 1),
     }
+    size = max(len(starts) // WINDOWS, 2)
+    parts = [starts[place : place + size] for place in range(0, len(starts) - size + 1, size)]
+    figures["rates"] = [(size - 1) / max(part[-1] - part[0], 1) * 1e9 for part in parts]
     for name, part in (("first", first), ("last", last)):
         if claims := log.milliseconds(system.claim_mark, part[0], part[-1]):
             figures[f"claim_p50_{name}_ms"] = median(claims)

@@ -5,9 +5,9 @@ pgbench sends the very statement that `enqueue` sends (`enqueue`), and an INSERT
 (`plain`), while a worker is there whose slots are all taken. `over_plain` in the first is the ratio of the medians.
 """
 
-import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from .bench import BenchmarkError, Case, Figures, Options, Stage
@@ -16,6 +16,7 @@ from .systems import Ours, System, Variant
 CLIENTS = 8
 SECONDS, QUICK_SECONDS = 8, 2
 SLOTS = 4
+HOLD = "hold"  # the file whose end is that of the tasks
 
 PLAIN_SQL = """
 INSERT INTO django_pgqueue_job (
@@ -54,9 +55,26 @@ def _commits(options: Options, system: System, name: str, seconds: int) -> Figur
     statement = PLAIN_SQL if name == "plain" else stage.drive("statement")["statement"]
     script = stage.folder / "statement.sql"
     script.write_text(" ".join(statement.split()) + ";\n")
-    with stage.workers() as workers, _all_slots_taken(stage, workers):
+    with _busy_worker(stage):
         rate, commits = options.pgbench_on(stage.database).run(script, CLIENTS, "-T", str(seconds))
         waiting = system.waiting(stage.database) - SLOTS
         if waiting != commits:
             raise BenchmarkError(f"{waiting} jobs are there, and {commits} were enqueued.")
     return {"commits_per_s": rate}
+
+
+@contextmanager
+def _busy_worker(stage: Stage) -> Iterator[None]:
+    """A worker whose slots are all taken, by tasks that wait for their end."""
+    hold = stage.folder / HOLD
+    hold.touch()
+    with stage.workers() as workers:
+        stage.drive("single", SLOTS)
+        stage.wait_for(SLOTS, workers)
+        try:
+            yield
+        finally:
+            stage.system.databases.value(stage.database, "DELETE FROM django_pgqueue_job WHERE status = 'pending'")
+            hold.unlink()
+            stage.wait_until_none_waits()
+    stage.check(SLOTS)

@@ -79,12 +79,10 @@ class System:
 
     def fresh(self) -> str:
         """Return the name of a new database with this system's tables and no job."""
+        return self.databases.fresh(self.name, self.install)
 
-        def install(database: str) -> None:
-            driver = Driver([*self.driver(), "install"], self.environment(database))
-            driver.answer()
-
-        return self.databases.fresh(self.name, install)
+    def install(self, database: str) -> None:
+        Driver([*self.driver(), "install"], self.environment(database)).answer()
 
     def waiting(self, database: str) -> int:
         return self.databases.value(database, self.waiting_sql)

@@ -28,10 +28,16 @@ def main(words: list[str]) -> None:
             answer()
         case ["call", count]:
             _call(int(count))
+        case ["statement"]:
+            answer(statement=_statement_of_enqueue())
         case ["transactions", count, per_second, first]:
             _in_transactions(int(count), float(per_second), int(first))
         case ["beside-a-long-one", count, per_second, first]:
             _beside_a_long_one(count, per_second, first)
+        case ["claims", count, *limits]:
+            from .claims import time_claims
+
+            answer(**time_claims(int(count), map(int, limits)))
         case _:
             connection.ensure_connection()
             enqueue(words, TASK.enqueue, _bulk)
@@ -52,6 +58,21 @@ def _call(count: int) -> None:
     for number in range(count):
         TASK.func(number)
     measured.answer()
+
+
+def _statement_of_enqueue() -> str:
+    """What `enqueue` sends, with its values in it."""
+    sent = []
+
+    def watch(execute, sql, parameters, many, context):
+        sent.append(connection.ops.compose_sql(sql, parameters))
+        return execute(sql, parameters, many, context)
+
+    with transaction.atomic(), connection.execute_wrapper(watch):
+        TASK.enqueue(0)
+        transaction.set_rollback(True)
+    [statement] = (text for text in sent if "SAVEPOINT" not in text)
+    return statement
 
 
 def _in_transactions(count: int, per_second: float, first: int) -> None:

@@ -3,6 +3,7 @@
 import json
 import os
 import time
+from pathlib import Path
 
 from ..record import record
 
@@ -40,4 +41,13 @@ def sleep(number):
     time.sleep(PATTERN[number % len(PATTERN)] / 1_000)
 
 
-BY_SHAPE = {"plain": noop, "async": noop_async, "result": noop_with_result, "pattern": sleep}
+@task()
+def wait(number):
+    """Until a file is gone that lies beside the records."""
+    record(number)
+    hold = Path(os.environ["BENCH_RECORDS"]).parent / "hold"
+    while hold.exists():
+        time.sleep(0.2)
+
+
+BY_SHAPE = {"plain": noop, "async": noop_async, "result": noop_with_result, "pattern": sleep, "held": wait}
