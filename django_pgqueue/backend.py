@@ -14,7 +14,7 @@ from django.core.checks import CheckMessage
 from django.db import connections, router
 
 from . import payload, registry, results
-from .compat import BaseTaskBackend, Task, TaskResultDoesNotExist, is_observed, task_backends, task_enqueued
+from .compat import BaseTaskBackend, Task, TaskResultDoesNotExist, is_heard, task_backends, task_enqueued
 from .conf import MAX_JOB_KEY_LENGTH, MAX_QUEUE_NAME_LENGTH, MAX_TASK_PATH_LENGTH, Options, is_job_key, is_queue_name
 from .statements.claim import EarlierAttempt
 from .statements.enqueue import NewJob, insert_job
@@ -95,7 +95,7 @@ class PgQueueBackend(BaseTaskBackend):
         if not inserted.is_new:
             return self._read_result(inserted.id, created=False)
         result = results.of_new_job(task, self.alias, inserted.id, inserted.created_at, args, kwargs)
-        if is_observed(task_enqueued, logging.DEBUG):
+        if is_heard(task_enqueued, logging.DEBUG):
             task_enqueued.send(type(self), task_result=result)
         return result
 

@@ -3,7 +3,6 @@ Django's Tasks framework under one name: ``django.tasks`` where Django has it (6
 ``django-tasks`` backport on Django 5.2. Nothing else in the package knows that there are two.
 """
 
-import logging
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
@@ -16,9 +15,6 @@ if TYPE_CHECKING or find_spec("django.tasks") is not None:
     from django.tasks.base import Task, TaskError
     from django.tasks.exceptions import InvalidTask, TaskResultDoesNotExist, TaskResultMismatch
     from django.tasks.signals import (
-        log_task_enqueued,
-        log_task_finished,
-        log_task_started,
         task_enqueued,
         task_finished,
         task_started,
@@ -32,9 +28,6 @@ elif find_spec("django_tasks") is not None:
     from django_tasks.exceptions import InvalidTaskError as InvalidTask
     from django_tasks.exceptions import TaskResultDoesNotExist, TaskResultMismatch
     from django_tasks.signals import (
-        log_task_enqueued,
-        log_task_finished,
-        log_task_started,
         task_enqueued,
         task_finished,
         task_started,
@@ -46,6 +39,9 @@ else:
         "This Django has no Tasks framework. Install its backport: pip install 'django-pgqueue-jobs[django52]'"
     )
 
+_SIGNALS = import_module(f"{_FRAMEWORK}.signals")
+_OWN_RECEIVERS = frozenset(id(value) for value in vars(_SIGNALS).values() if callable(value))
+
 __all__ = [
     "BaseTaskBackend",
     "InvalidTask",
@@ -56,7 +52,7 @@ __all__ = [
     "TaskResultDoesNotExist",
     "TaskResultMismatch",
     "TaskResultStatus",
-    "is_observed",
+    "is_heard",
     "load_framework",
     "task_backends",
     "task_enqueued",
@@ -64,19 +60,11 @@ __all__ = [
     "task_started",
 ]
 
-_LOGGING_RECEIVERS = [id(receiver) for receiver in (log_task_enqueued, log_task_started, log_task_finished)]
 
-
-def is_observed(signal: Signal, level: int) -> bool:
-    """
-    Whether anybody would notice if *signal* were sent: Django's own receiver only logs, at *level*.
-
-    One send makes some 70 calls, and what is observed by nobody is most of what happens.
-    """
-    receivers = list(signal.receivers)
-    if len(receivers) == 1 and receivers[0][0][0] in _LOGGING_RECEIVERS:
-        return logging.getLogger(_FRAMEWORK).isEnabledFor(level)
-    return bool(receivers)
+def is_heard(signal: Signal, level: int) -> bool:
+    """Whether *signal* has any effect: someone receives it beside the framework, whose receiver logs it at *level*."""
+    is_logged = _SIGNALS.logger.isEnabledFor(level)
+    return any(is_logged or entry[0][0] not in _OWN_RECEIVERS for entry in signal.receivers)
 
 
 def load_framework() -> None:

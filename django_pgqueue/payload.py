@@ -83,7 +83,7 @@ def decode_call(args: str, kwargs: str) -> tuple[list[Any], dict[str, Any]]:
     enqueued, as after an edit by hand.
     """
     try:
-        array, members = json.loads(args), json.loads(kwargs)
+        array, members = ([] if args == "[]" else json.loads(args)), ({} if kwargs == "{}" else json.loads(kwargs))
     except RecursionError:
         raise ValueError("The stored arguments are not a call: they are nested too deeply.") from None
     return checked_call(array, members)

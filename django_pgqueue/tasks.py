@@ -216,7 +216,9 @@ def task(
 
 
 def rerouted(task: DjangoTask, **changes: Any) -> DjangoTask:
-    """Return a copy of *task* with *changes* that are not checked: an old row may name a queue that is gone."""
+    """Return *task* with *changes* that are not checked: an old row may name a queue that is gone."""
+    if all(getattr(task, name) == value for name, value in changes.items()):
+        return task
     twin = object.__new__(type(task))
     for name in task.__dataclass_fields__:
         object.__setattr__(twin, name, changes[name] if name in changes else getattr(task, name))

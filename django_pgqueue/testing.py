@@ -75,7 +75,7 @@ def _in_transaction(database: str, perform: Callable[[], Succeeded]) -> Succeede
         return perform()
 
 
-def _call_in_savepoint(task: Task, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _call_in_savepoint(task: Task, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """
     Call *task* so that a database error in it does not break the transaction of the test.
 

@@ -43,7 +43,7 @@ def tell(running, receiver):
         finally:
             called.set()
 
-    running.announce(_Attempted(call), None)
+    running.announce([(_Attempted(call), None)])
     assert called.wait(PATIENCE_SECONDS)
 
 
@@ -74,7 +74,7 @@ def test_an_announcer_says_when_it_is_far_behind(running, monkeypatch):
     assert not running.is_far_behind
 
     for _ in range(4):
-        running.announce(_Attempted(may_go_on.wait), None)
+        running.announce([(_Attempted(may_go_on.wait), None)])
 
     assert running.is_far_behind
     may_go_on.set()

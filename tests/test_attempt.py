@@ -882,7 +882,7 @@ def test_the_job_of_a_backend_that_is_gone_runs_all_the_same():
     attempt.announce(attempted, attempted.outcome)
 
     assert attempted.outcome.result == "3"
-    assert attempted.result.status == SUCCESSFUL
+    assert attempted.begun.result.status == SUCCESSFUL
 
 
 # ---- log lines

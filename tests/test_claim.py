@@ -362,7 +362,7 @@ def test_a_job_that_began_beyond_python_s_calendar_runs_like_others(settings, co
     attempted = attempt.run(claim_one(), None)
 
     assert isinstance(attempted.outcome, Succeeded)
-    shown = {"created_at": attempted.result.enqueued_at, "started_at": attempted.result.started_at}
+    shown = {"created_at": attempted.begun.result.enqueued_at, "started_at": attempted.begun.result.started_at}
     assert shown[column].year == year
 
 

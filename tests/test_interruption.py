@@ -197,6 +197,8 @@ def test_a_function_that_returns_while_its_statement_is_being_cancelled_is_left_
     codes, arrived = [], []
 
     class Wrapper:
+        vendor = "postgresql"
+
         @property
         def connection(self):
             may_return.set()

@@ -10,13 +10,14 @@ from django.db import connection, connections, transaction
 
 from django_pgqueue.exceptions import Interruption, TaskTimeout
 from django_pgqueue.outcomes import Retried, Succeeded
+from django_pgqueue.worker.held import HeldJob
 from django_pgqueue.worker.holdings import Holdings
 from django_pgqueue.worker.interrupter import Interrupter
-from django_pgqueue.worker.slots import HeldJob, Slots
+from django_pgqueue.worker.slots import Slots
 
 from .app import tasks
 from .app.models import Mark
-from .helpers import claim_of, claim_one, wait_until
+from .helpers import claim_one, wait_until
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
@@ -48,8 +49,8 @@ def give(slots, action, task=tasks.act):
     tasks.ACTS[name] = action
     task.enqueue(name)
     job = claim_one()
-    held = HeldJob(job, (), slots.holdings.add(claim_of(job)), lease_ends=float("inf"))
-    slots.give(held)
+    held = HeldJob(job, job.claim, (), slots.holdings.add(job.claim), lease_ends=float("inf"))
+    slots.give([held])
     return held
 
 

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+from ..outcomes import Claim
 from .database import Connection, fetch
 
 PRIORITY_BOUND = 2**15 + 1  # beyond what the column can hold
@@ -73,6 +74,10 @@ class ClaimedJob(NamedTuple):
     created_at: float
     started_at: float
     claimed_at: float
+
+    @property
+    def claim(self) -> Claim:
+        return Claim(self.id, self.claim_version)
 
 
 def _first(condition: str) -> str:

@@ -251,9 +251,10 @@ def _settle_distinct(connection: Connection, outcomes: Sequence[Outcome]) -> Set
     written: set[int] = set()
     for write, part in _statements_for(outcomes):
         written |= write(connection, part)
+    if len(written) == len(outcomes):
+        return Settlement(settled=list(outcomes))
     settlement = Settlement(settled=[outcome for outcome in outcomes if outcome.claim.job_id in written])
-    if len(written) < len(outcomes):
-        _classify(connection, [outcome for outcome in outcomes if outcome.claim.job_id not in written], settlement)
+    _classify(connection, [outcome for outcome in outcomes if outcome.claim.job_id not in written], settlement)
     return settlement
 
 
@@ -316,14 +317,17 @@ def _classify(connection: Connection, missing: Iterable[Outcome], settlement: Se
 
 def _statements_for(outcomes: Sequence[Outcome]) -> list[tuple[Callable[[Connection, list], set[int]], list]]:
     """Return the functions to call, each with its share of *outcomes*; those with values in slices."""
-    plain = [outcome for outcome in outcomes if isinstance(outcome, Succeeded) and outcome.result is None]
+    of: dict[type[Outcome], list] = {Succeeded: [], Retried: [], Snoozed: [], Failed: [], Released: []}
+    for outcome in outcomes:
+        of[type(outcome)].append(outcome)
+    plain = [outcome for outcome in of[Succeeded] if outcome.result is None]
     calls: list[tuple[Callable[[Connection, list], set[int]], list]] = [(_succeed, plain)] if plain else []
-    with_result = [outcome for outcome in outcomes if isinstance(outcome, Succeeded) and outcome.result is not None]
+    with_result = [outcome for outcome in of[Succeeded] if outcome.result is not None]
     calls += [(_succeed_with_result, part) for part in _slices(with_result, lambda outcome: len(outcome.result))]
-    calls += [(_retry, part) for part in _slices([outcome for outcome in outcomes if isinstance(outcome, Retried)])]
-    calls += [(_snooze, part) for part in _slices([outcome for outcome in outcomes if isinstance(outcome, Snoozed)])]
-    calls += [(_fail, part) for part in _slices([outcome for outcome in outcomes if isinstance(outcome, Failed)])]
-    released = sorted((outcome for outcome in outcomes if isinstance(outcome, Released)), key=_release_group)
+    calls += [(_retry, part) for part in _slices(of[Retried])]
+    calls += [(_snooze, part) for part in _slices(of[Snoozed])]
+    calls += [(_fail, part) for part in _slices(of[Failed])]
+    released = sorted(of[Released], key=_release_group)
     for (started, *_), group in groupby(released, key=_release_group):
         calls.append((_interrupt if started else _release, list(group)))
     return calls

@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -18,12 +18,11 @@ import psycopg
 
 from .. import payload, registry, results
 from ..backoff import Backoff, default_delay, delay_after, seconds
-from ..compat import Task, TaskResult, task_backends, task_finished, task_started
+from ..compat import Task, TaskResult, is_heard, task_backends, task_finished, task_started
 from ..exceptions import Fail, Interruption, Retry, Snooze, TaskTimeout, UnstorableResult
 from ..outcomes import (
     MAX_MESSAGE_CHARS,
     MAX_TRACEBACK_CHARS,
-    Claim,
     ErrorRecord,
     Failed,
     Outcome,
@@ -48,20 +47,74 @@ _INTERRUPTED = (
 )
 MAX_SNOOZES = 1_000  # of one job since it was enqueued or requeued
 
-Call = Callable[[Task, tuple[Any, ...], dict[str, Any]], Any]
+Call = Callable[[Task, Sequence[Any], dict[str, Any]], Any]
 Atomically = Callable[[Callable[[], Succeeded]], Succeeded]
+
+
+@dataclass(slots=True)
+class Begun:
+    """
+    An attempt whose task is known and may be called, with *arguments* and *kwargs*.
+
+    Its ``TaskResult`` is made when it is asked for: most tasks succeed without anyone looking at it.
+    """
+
+    job: ClaimedJob
+    task: Task
+    args: list[Any]
+    kwargs: dict[str, Any]
+    earlier: Sequence[EarlierAttempt]
+    is_lost: Callable[[], bool]
+    began: float = field(default_factory=time.monotonic)
+    _result: TaskResult | None = None
+
+    @property
+    def result(self) -> TaskResult:
+        if self._result is None:
+            self._result = results.of_claim(self.job, self.task, self.args, self.kwargs, self.earlier)
+        return self._result
+
+    @property
+    def arguments(self) -> Sequence[Any]:
+        """What the function is called with: before *args*, the context if it takes one."""
+        if not self.task.takes_context:
+            return self.args
+        return [Context(task_result=self.result, is_cancelled=self.is_lost), *self.args]
+
+    def succeeded(self, value: Any) -> Succeeded:
+        """Return how the attempt ends by *value*; raises what `failed` takes if it cannot be stored."""
+        try:
+            return Succeeded(self.job.claim, payload.encode_result(value))
+        except Exception as error:  # it would be refused after every retry
+            raise _Unstorable from error
+
+    def failed(self, error: BaseException, reason: type[Interruption] | None, backoff: Backoff | None) -> "Attempted":
+        """Return what the attempt came to by *error*, after the worker has interrupted it for *reason*, if it has."""
+        outcome: Outcome
+        if isinstance(error, _Unstorable):
+            assert error.__cause__ is not None
+            error = error.__cause__
+            outcome = Failed(self.job.claim, ErrorRecord.plain(UnstorableResult, ErrorRecord.of(error).message))
+        elif _is_from_keyboard(error):
+            raise error
+        else:
+            error, outcome = _caught(self, error, reason, backoff)
+        return self.ended(outcome, error)
+
+    def ended(self, outcome: Outcome, error: BaseException | None = None, is_settled: bool = False) -> "Attempted":
+        return Attempted(self.job, outcome, self, error, time.monotonic() - self.began, is_settled)
 
 
 class Attempted(NamedTuple):
     """
-    What an attempt came to. *result* is ``None`` when the task was never called, *error* when it returned.
+    What an attempt came to. *begun* is ``None`` when the task was never called, *error* when it returned.
 
     *is_settled*: the outcome is written and committed already, with what the task did.
     """
 
     job: ClaimedJob
     outcome: Outcome
-    result: TaskResult | None
+    begun: Begun | None
     error: BaseException | None
     seconds: float
     is_settled: bool = False
@@ -71,7 +124,7 @@ class _Unstorable(Exception):
     """The task has returned what cannot be stored; the error says why."""
 
 
-def call_directly(task: Task, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def call_directly(task: Task, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Call *task* in this thread; an async one in an event loop of its own."""
     return task.call(*args, **kwargs)
 
@@ -93,74 +146,62 @@ def run(
     atomic task and settles it in one transaction; without it the caller sees to that. *is_lost* tells the
     task, *reason* tells what the worker has interrupted it for, if it has.
     """
-    claim = Claim(job.id, job.claim_version)
-    began = time.monotonic()
+    begun = begin(job, earlier, is_lost)
+    if isinstance(begun, Attempted):
+        return begun
+
+    def perform() -> Succeeded:
+        return begun.succeeded(call(begun.task, begun.arguments, begun.kwargs))
+
+    try:
+        if atomically is not None and getattr(begun.task, "atomic", False):
+            return begun.ended(atomically(perform), is_settled=True)
+        return begun.ended(perform())
+    except BaseException as error:  # SystemExit, too, is only the end of this attempt
+        return begun.failed(error, reason(), backoff)
+
+
+def begin(job: ClaimedJob, earlier: Sequence[EarlierAttempt], is_lost: Callable[[], bool]) -> Begun | Attempted:
+    """Find the task of *job*, decode the call and tell that it starts; or return how it ends without being called."""
     try:
         task = registry.find(job.task_path)
     except registry.UnknownTask as error:
         # Another worker may know it already, or this one after the deploy: wait, and count nothing.
-        waiting = Released(claim, UNKNOWN_TASK_DELAY_SECONDS, reason=ErrorRecord.of(error).summary)
+        waiting = Released(job.claim, UNKNOWN_TASK_DELAY_SECONDS, reason=ErrorRecord.of(error).summary)
         return Attempted(job, waiting, None, error, 0.0)
     try:
         args, kwargs = payload.decode_call(job.args, job.kwargs)
     except ValueError as error:
-        return Attempted(job, Failed(claim, ErrorRecord.of(error)), None, error, 0.0)
-
-    result = results.of_claim(job, task, args, kwargs, earlier)
-    task_started.send_robust(sender=_sender(job), task_result=result)
-    context = (Context(task_result=result, is_cancelled=is_lost),) if task.takes_context else ()
-
-    def perform() -> Succeeded:
-        value = call(task, (*context, *args), kwargs)
-        try:
-            return Succeeded(claim, payload.encode_result(value))
-        except Exception as error:  # it would be refused after every retry
-            raise _Unstorable from error
-
-    is_atomic = atomically is not None and getattr(task, "atomic", False)
-    outcome: Outcome
-    caught: BaseException | None = None
-    try:
-        outcome = atomically(perform) if atomically is not None and is_atomic else perform()
-    except _Unstorable as unstorable:
-        caught = unstorable.__cause__
-        assert caught is not None
-        outcome = Failed(claim, ErrorRecord.plain(UnstorableResult, ErrorRecord.of(caught).message))
-    except BaseException as error:  # SystemExit, too, is only the end of this attempt
-        if _is_from_keyboard(error):
-            raise
-        caught, outcome = _caught(job, task, error, reason(), backoff, result)
-    return Attempted(job, outcome, result, caught, time.monotonic() - began, is_atomic and caught is None)
+        return Attempted(job, Failed(job.claim, ErrorRecord.of(error)), None, error, 0.0)
+    begun = Begun(job, task, args, kwargs, earlier, is_lost)
+    if is_heard(task_started, logging.INFO):
+        task_started.send_robust(sender=_sender(job), task_result=begun.result)
+    return begun
 
 
 def _caught(
-    job: ClaimedJob,
-    task: Task,
-    error: BaseException,
-    reason: type[Interruption] | None,
-    backoff: Backoff | None,
-    result: TaskResult,
+    begun: Begun, error: BaseException, reason: type[Interruption] | None, backoff: Backoff | None
 ) -> tuple[BaseException, Outcome]:
     """Return the error to tell of, and how the attempt ends by it. *reason*: what the worker interrupted it for."""
-    claim = Claim(job.id, job.claim_version)
+    task = begun.task
     if isinstance(error, Interruption):
         reason = reason or type(error)  # an atomic task finds out by itself that its claim is lost
     own_rule = getattr(task, "backoff", None)
     rule = backoff if own_rule is None else own_rule
     has_decided = isinstance(error, Retry | Snooze | Fail)  # whatever made the task raise it
     if reason is None or has_decided or not _comes_from_interruption(error):
-        return error, _ending(job, claim, error, rule, result)
+        return error, _ending(begun, error, rule)
     if reason is TaskTimeout:
         timeout = TaskTimeout(f"The task ran for longer than its timeout of {getattr(task, 'timeout', '?')} s.")
         if isinstance(error, TaskTimeout):
             timeout.__traceback__, timeout.__cause__ = error.__traceback__, error.__cause__
         else:
             timeout.__cause__ = error
-        ending = _ending(job, claim, timeout, rule, result)
+        ending = _ending(begun, timeout, rule)
         assert not isinstance(ending, Snoozed)
         return timeout, replace(ending, ending="timeout")
     # Interrupted: it goes back. Lost or cancelled: the row has been changed, and this will change nothing.
-    return error, Released(claim, started=True)
+    return error, Released(begun.job.claim, started=True)
 
 
 def _comes_from_interruption(error: BaseException) -> bool:
@@ -172,17 +213,25 @@ def _comes_from_interruption(error: BaseException) -> bool:
     return any(isinstance(link, _INTERRUPTED) for link in chain_of(error))
 
 
+def are_successes_heard() -> bool:
+    """Whether `log` or `announce` would do anything for an attempt that succeeded."""
+    return logger.isEnabledFor(logging.DEBUG) or is_heard(task_finished, logging.INFO)
+
+
 def announce(attempted: Attempted, written: Outcome) -> None:
     """Send ``task_finished`` for a final outcome, as it was *written* and committed."""
-    if attempted.result is None or not isinstance(written, Succeeded | Failed):
+    if attempted.begun is None or not isinstance(written, Succeeded | Failed):
         return
+    if not is_heard(task_finished, logging.INFO if isinstance(written, Succeeded) else logging.ERROR):
+        return
+    result = attempted.begun.result
     error: BaseException | None = None
     if isinstance(written, Succeeded):
-        results.finish(attempted.result, None, written.result)
+        results.finish(result, None, written.result)
     else:
-        results.finish(attempted.result, written.error)
+        results.finish(result, written.error)
         error = attempted.error if _is_printable(written.error) else None  # Django's own receiver prints it
-    send = partial(task_finished.send_robust, sender=_sender(attempted.job), task_result=attempted.result)
+    send = partial(task_finished.send_robust, sender=_sender(attempted.job), task_result=result)
     if error is None:
         send()
     else:
@@ -237,9 +286,8 @@ def _sender(job: ClaimedJob) -> type | None:
     return type(task_backends[job.backend]) if job.backend in task_backends else None
 
 
-def _ending(
-    job: ClaimedJob, claim: Claim, error: BaseException, rule: Backoff | None, result: TaskResult
-) -> Retried | Snoozed | Failed:
+def _ending(begun: Begun, error: BaseException, rule: Backoff | None) -> Retried | Snoozed | Failed:
+    job, claim = begun.job, begun.job.claim
     record = ErrorRecord.of(error)
     if isinstance(error, Snooze) and job.snoozes < MAX_SNOOZES:
         return Snoozed(claim, _seconds_or_default(error.delay, job))
@@ -249,7 +297,7 @@ def _ending(
         if isinstance(error, Retry) and error.delay is not None:
             delay: float | None = seconds(error.delay)
         else:
-            delay = delay_after(rule, job.attempts, error, result)
+            delay = delay_after(rule, job.attempts, error, begun.result)
     except BaseException as broken:  # a rule that fails must not cost the job its retry
         if _is_from_keyboard(broken):
             raise

@@ -27,21 +27,23 @@ import psycopg
 from ..compat import task_backends
 from ..conf import Options
 from ..exceptions import ClaimLost, Interrupted, Interruption, TaskCancelled
-from ..outcomes import Claim, Outcome, Released, Retried, Snoozed
+from ..outcomes import Claim, Outcome, Released, Retried, Snoozed, Succeeded
 from ..statements import claim as claiming
 from ..statements import leases
 from ..statements.database import is_lock_conflict, is_refusal
 from ..statements.settle import Settlement, settle, settle_carefully
-from .announcer import Announcer
+from . import attempt
+from .announcer import Announcer, Ending
 from .claimer import Claimer
 from .config import WorkerConfig
 from .connection import Outage, Session
+from .held import HeldJob, log_lost
 from .holdings import Holdings
 from .interrupter import Interrupter, courtesy
 from .memory import resident_megabytes
 from .naming import OwnerNames
 from .pacing import Pacing
-from .slots import HeldJob, Slots
+from .slots import Slots
 from .watchdog import Watchdog
 
 logger = logging.getLogger("django_pgqueue")
@@ -81,7 +83,7 @@ class Child:
         self._outage = Outage(logging.DEBUG)
         self._slots = Slots(
             *(config.concurrency, holdings, options.backoff, config.database),
-            on_finish=self._wake_up,
+            on_finish=self._note_finished,
             on_limit=lambda: self._interrupter.wake(),
         )
         self._interrupter = Interrupter(self._slots.running)
@@ -89,6 +91,7 @@ class Child:
         self._pacing = Pacing(config.concurrency)
         self._announcer = Announcer()
         self._alarms: SimpleQueue[None] = SimpleQueue()  # its put() may be called from a signal handler
+        self._is_asleep = False
         self._held: dict[Claim, HeldJob] = {}
         self._unsettled: list[Outcome] = []
         self._claimer = Claimer(config)
@@ -143,9 +146,16 @@ class Child:
         if self._alarms.empty():
             self._alarms.put(None)
 
+    def _note_finished(self) -> None:
+        if self._is_asleep:  # otherwise it looks before it sleeps
+            self._wake_up()
+
     def _sleep(self, seconds: float) -> None:
-        with suppress(Empty):
-            self._alarms.get(timeout=seconds)
+        self._is_asleep = True
+        if not self._slots.finished:
+            with suppress(Empty):
+                self._alarms.get(timeout=seconds)
+        self._is_asleep = False
 
     # ---- one turn of the loop
 
@@ -170,6 +180,7 @@ class Child:
         self._outage.over()
         self._holdings.note(worked=time.monotonic())
         self._names.answered()
+        self._unsettled = settlement.busy
         self._accept(settlement)
         self._hand_over(claimed, earlier)
         if claimed and len(claimed) == wanted:
@@ -221,7 +232,7 @@ class Child:
             self._jobs_left -= 1
             self._buffered_since = self._weigh_at = time.monotonic()  # who has run nothing would be as large again
             if held.attempted.is_settled:
-                self._end(held.attempted.outcome)
+                self._end([held.attempted.outcome])
                 self._expect_more()
             elif held.is_lost:
                 self._forget(held.claim)
@@ -239,7 +250,7 @@ class Child:
                     held.lost_for = reason
                     held.deadline = min(held.deadline, time.monotonic() + courtesy(held))
                     self._holdings.limit(held.place, held.deadline)  # here, where places are given out
-                    _log_lost(claim, reason)
+                    log_lost(claim, reason)
                 self._interrupter.wake()
 
     def _give_back_unstarted(self) -> None:
@@ -261,14 +272,14 @@ class Child:
 
     def _hand_over(self, claimed: Sequence[claiming.ClaimedJob], earlier: dict[int, list]) -> None:
         if self._stop_by is not None:  # it was told so while the claim was under way
-            self._unsettled += [Released(Claim(job.id, job.claim_version)) for job in claimed]
+            self._unsettled += [Released(job.claim) for job in claimed]
             return
         for job in claimed:
-            claim = Claim(job.id, job.claim_version)
-            held = HeldJob(job, earlier.get(job.id, ()), self._holdings.add(claim), self._claimer.lease_ends)
-            self._held[claim] = held
-            self._slots.give(held)
+            claim = job.claim
+            place = self._holdings.add(claim)
+            self._held[claim] = HeldJob(job, claim, earlier.get(job.id, ()), place, self._claimer.lease_ends)
         if claimed:
+            self._slots.give([self._held[job.claim] for job in claimed])
             self._pacing.claimed(len(claimed), sum(len(job.args) + len(job.kwargs) for job in claimed))
             self._buffered_since = time.monotonic()
 
@@ -278,27 +289,31 @@ class Child:
         for refused, error in settlement.refused:
             reason = " ".join(str(error).split())
             logger.error("The database refused how job %s ended: %s", refused.claim.job_id, reason)
-        over = {outcome.claim for outcome in (*settlement.settled, *settlement.lost)}
-        self._unsettled = [outcome for outcome in self._unsettled if outcome.claim not in over]
-        if over:
+        if settlement.settled or settlement.lost:
             self._expect_more()
-        for written in settlement.settled:
-            self._end(written)
+        self._end(settlement.settled)
         for lost in settlement.lost:
             self._forget(lost.claim)
             if not isinstance(lost, Released) or lost.started:
-                _log_lost(lost.claim, ClaimLost)
+                log_lost(lost.claim, ClaimLost)
 
     def _expect_more(self) -> None:
         """A job has ended, and may have enqueued others."""
         self._claimer.expect_jobs(0.0 if self._config.burst else float("inf"))
 
-    def _end(self, written: Outcome) -> None:
-        """A claim has ended as *written* and committed."""
-        if (held := self._forget(written.claim)) is not None and held.attempted is not None:
-            self._announcer.announce(held.attempted, written)
-        if isinstance(written, Retried | Snoozed):
-            self._claimer.expect_jobs(time.monotonic() + written.delay_seconds)
+    def _end(self, outcomes: Sequence[Outcome]) -> None:
+        """Claims have ended, as is written and committed."""
+        are_heard = attempt.are_successes_heard()
+        endings: list[Ending] = []
+        for written in outcomes:
+            held = self._forget(written.claim)
+            is_quiet = not are_heard and isinstance(written, Succeeded)
+            if held is not None and held.attempted is not None and not is_quiet:
+                endings.append((held.attempted, written))
+            if isinstance(written, (Retried, Snoozed)):
+                self._claimer.expect_jobs(time.monotonic() + written.delay_seconds)
+        if endings:
+            self._announcer.announce(endings)
 
     def _forget(self, claim: Claim) -> HeldJob | None:
         held = self._held.pop(claim, None)
@@ -406,16 +421,3 @@ class Child:
         if self._voice is not None:
             with suppress(OSError):  # a full pipe says it already
                 os.write(self._voice, word)
-
-
-def _log_lost(claim: Claim, reason: type[Interruption]) -> None:
-    extra = {"job_id": claim.job_id}
-    if reason is TaskCancelled:
-        logger.info("Job %s was cancelled; its task is being ended.", claim.job_id, extra=extra)
-    else:
-        logger.warning(
-            "The claim of job %s (version %s) is lost: its lease ran out, or someone changed the job. "
-            "What this attempt does is not recorded.",
-            *claim,
-            extra=extra,
-        )

@@ -10,7 +10,7 @@ import select
 from contextlib import suppress
 from typing import Any
 
-from django.db import connections
+from . import wrappers
 
 logger = logging.getLogger("django_pgqueue")
 
@@ -22,7 +22,9 @@ def begin_fresh() -> None:
     Django does a part of this before each request. Nobody can run a failed task again as cheaply as a person
     reloads a page, so a restart of the database is looked for, too.
     """
-    for connection in connections.all(initialized_only=True):
+    for connection in wrappers.here():
+        if connection.connection is None:
+            continue
         try:
             if _has_ended(connection):
                 _drop(connection)
@@ -39,7 +41,7 @@ def leave_clean(*, may_keep: bool = True, may_use: bool = True) -> None:
     Unless it *may_keep* them, because the thread ends: nobody would close them. Unless it *may_use* them,
     because the task was interrupted: one may be in the middle of a command.
     """
-    for connection in connections.all(initialized_only=True):
+    for connection in wrappers.here():
         try:
             if connection.connection is not None:
                 if may_use:
@@ -52,12 +54,13 @@ def leave_clean(*, may_keep: bool = True, may_use: bool = True) -> None:
             _drop(connection)
         finally:
             connection.queries_log.clear()  # of DEBUG, which would grow for as long as the worker lives
+    wrappers.tidy()
 
 
 def _has_ended(connection: Any) -> bool:
     """Whether an idle connection has something to say, without asking it: that can only be goodbye."""
     raw = connection.connection
-    if raw is None or connection.vendor != "postgresql":
+    if connection.vendor != "postgresql":
         return False
     poll = select.poll()
     poll.register(raw.fileno(), select.POLLIN)
@@ -94,4 +97,4 @@ def _drop(connection: Any) -> None:
         if raw is not None:
             raw.close()
             connection.close()
-    del connections[connection.alias]
+    wrappers.replace(connection)

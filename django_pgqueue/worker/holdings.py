@@ -2,9 +2,9 @@
 What a child and its supervisor tell each other without words: memory that both map, and that outlives the child.
 
 A few moments stand first (see `Vitals`), then the claims that the child holds. Each entry is an id, a
-version, a deadline and a state, and the state is written last, so that a reader never takes half an entry
-for a whole one. What a reader sees twice, or with an older version, does no harm: whatever it does with a
-claim is fenced.
+version, a deadline and a state, eight bytes each, and each is written at once. The state is written last, so
+that a reader never takes half an entry for a whole one. What a reader sees twice, or with an older version,
+does no harm: whatever it does with a claim is fenced.
 
 Moments are seconds of the monotonic clock, which all processes of a machine share; zero is "never".
 """
@@ -18,12 +18,9 @@ from typing import NamedTuple
 from ..outcomes import Claim
 
 _VITALS = struct.Struct("=dddd")
-_VITAL = struct.Struct("=d")
 _ENTRY = struct.Struct("=qqdq")  # id, version, deadline, state
-_DEADLINE_OFFSET = 16
-_STATE_OFFSET = 24
+_ID, _VERSION, _DEADLINE = -3, -2, -1  # where they stand, in words, beside the state
 _FREE, _BUFFERED, _STARTED, _FINISHED = 0, 1, 2, 3
-_STATES = {state: struct.pack("=q", state) for state in (_FREE, _BUFFERED, _STARTED, _FINISHED)}
 
 
 class Held(NamedTuple):
@@ -57,6 +54,7 @@ class Vitals(NamedTuple):
 class Holdings:
     """
     A table of claims. One process writes (`add`, `start`, `limit`, `finish`, `remove`), another reads (`read`).
+    The place of a claim is that of its state, in words.
 
     A vital sign is written by name, by one thread each: ``note(breathed=moment)``.
     """
@@ -64,8 +62,9 @@ class Holdings:
     def __init__(self, descriptor: int, capacity: int) -> None:
         self.descriptor = descriptor
         self._map = mmap.mmap(descriptor, _VITALS.size + _ENTRY.size * capacity)
-        self._free = list(range(capacity - 1, -1, -1))
-        self._capacity = capacity
+        self._words = memoryview(self._map).cast("q")
+        self._moments = memoryview(self._map).cast("d")
+        self._free = [_offset(entry + 1) // 8 - 1 for entry in reversed(range(capacity))]
 
     @classmethod
     def create(cls, capacity: int) -> "Holdings":
@@ -81,9 +80,8 @@ class Holdings:
     def add(self, claim: Claim) -> int:
         """Publish *claim* as buffered and return its place."""
         place = self._free.pop()
-        offset = _offset(place)
-        entry = _ENTRY.pack(claim.job_id, claim.version, 0.0, _FREE)
-        self._map[offset : offset + _STATE_OFFSET] = entry[:_STATE_OFFSET]
+        self._words[place + _ID], self._words[place + _VERSION] = claim
+        self._moments[place + _DEADLINE] = 0.0
         self._write_state(place, _BUFFERED)
         return place
 
@@ -93,8 +91,7 @@ class Holdings:
 
     def limit(self, place: int, deadline: float) -> None:
         """Say that the task of the claim at *place* must have ended at the moment *deadline*."""
-        offset = _offset(place) + _DEADLINE_OFFSET
-        self._map[offset : offset + _VITAL.size] = _VITAL.pack(deadline)
+        self._moments[place + _DEADLINE] = deadline
 
     def finish(self, place: int) -> None:
         """Say that the task of the claim at *place* is over: what becomes of this process is not its doing."""
@@ -107,7 +104,7 @@ class Holdings:
 
     def read(self) -> list[Held]:
         """Return the claims held at this moment."""
-        entries = _ENTRY.iter_unpack(self._map[_VITALS.size : _offset(self._capacity)])
+        entries = _ENTRY.iter_unpack(self._map[_VITALS.size :])
         return [
             Held(Claim(job_id, version), state == _STARTED, deadline, state == _FINISHED)
             for job_id, version, deadline, state in entries
@@ -117,24 +114,24 @@ class Holdings:
     def note(self, **moments: float) -> None:
         """Write the vital signs named."""
         for name, moment in moments.items():
-            offset = Vitals._fields.index(name) * _VITAL.size
-            self._map[offset : offset + _VITAL.size] = _VITAL.pack(moment)
+            self._moments[Vitals._fields.index(name)] = moment
 
     def vitals(self) -> Vitals:
         """Return the vital signs as they stand."""
         return Vitals(*_VITALS.unpack(self._map[: _VITALS.size]))
 
     def close(self) -> None:
+        self._words.release()
+        self._moments.release()
         self._map.close()
         os.close(self.descriptor)
 
     def _write_state(self, place: int, state: int) -> None:
-        offset = _offset(place) + _STATE_OFFSET
-        self._map[offset : offset + 8] = _STATES[state]
+        self._words[place] = state
 
 
-def _offset(place: int) -> int:
-    return _VITALS.size + place * _ENTRY.size
+def _offset(entry: int) -> int:
+    return _VITALS.size + entry * _ENTRY.size
 
 
 def _file_without_name() -> int:

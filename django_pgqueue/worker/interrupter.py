@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 
 from ..exceptions import Interruption, TaskTimeout
-from .slots import HeldJob
+from .held import HeldJob
 
 logger = logging.getLogger("django_pgqueue")
 

@@ -25,11 +25,11 @@ from itertools import starmap
 from typing import Any
 
 import psycopg
-from django.db import connections
 from django.db.backends.signals import connection_created
 from django.dispatch import receiver
 
 from ..exceptions import Interruption
+from . import wrappers
 
 logger = logging.getLogger("django_pgqueue")
 
@@ -44,13 +44,13 @@ class SyncCode:
 
     def __init__(self) -> None:
         self.reason: type[Interruption] | None = None  # what it was asked to end for
-        self._thread = ctypes.c_ulong(threading.get_ident())
+        self._thread = threading.get_ident()
         # Reentrant, because the owner may be thrown out of a moment in which it cannot say whether it has it.
         self._lock = threading.RLock()
         self._is_inside = False
         self._sent = 0
         # All of them, connected or not: wrappers belong to threads, and no other thread finds them later.
-        self._wrappers = [wrapper for wrapper in connections.all() if wrapper.vendor == "postgresql"]
+        self._wrappers = wrappers.here()
 
     def run(self, function: Callable[[], Any]) -> Any:
         """
@@ -101,7 +101,7 @@ class SyncCode:
         with self._lock:
             if self._is_inside and self._sent < SENDS:
                 self._sent += 1
-                _raise_in_thread(self._thread, ctypes.py_object(self.reason))
+                _raise_in_thread(ctypes.c_ulong(self._thread), ctypes.py_object(self.reason))
 
     def _leave(self) -> None:
         self._lock.acquire()
@@ -109,12 +109,11 @@ class SyncCode:
         if self._sent:
             try:
                 while True:  # in the place of what is still under way, until it has arrived
-                    _raise_in_thread(self._thread, _TAKEN_BACK)
+                    _raise_in_thread(ctypes.c_ulong(self._thread), _TAKEN_BACK)
             except _TakenBack:
                 pass
-        with suppress(RuntimeError):  # not ours any more
-            while True:
-                self._lock.release()
+        while self._lock._is_owned():  # type: ignore[attr-defined]  # as often as it was acquired
+            self._lock.release()
 
 
 class _TakenBack(BaseException):
@@ -163,7 +162,7 @@ class AsyncCode:
 
     def interrupt(self, reason: type[Interruption]) -> None:
         """Cancel the coroutine if it is still running. From any other thread; may take two seconds."""
-        opened = list(self._opened) if self._is_inside and self._sent < SENDS else []
+        opened = self._opened if self._is_inside and self._sent < SENDS else []
         with suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._cancel, reason)
         # Until its statement ends nothing else runs in a thread, not even what cleans up.
@@ -183,13 +182,13 @@ _opened: ContextVar[list[Any] | None] = ContextVar("django_pgqueue_opened", defa
 @receiver(connection_created)
 def _note_opened(connection: Any, **signal: Any) -> None:
     opened = _opened.get()
-    if opened is not None and connection.vendor == "postgresql" and connection not in opened:
+    if opened is not None and connection not in opened:
         opened.append(connection)
 
 
 def _cancel_statements(wrappers: Iterable[Any]) -> None:
-    for wrapper in wrappers:
-        raw = wrapper.connection
+    for wrapper in list(wrappers):  # its owner may add one
+        raw = wrapper.connection if wrapper.vendor == "postgresql" else None
         try:
             if raw is not None and raw.pgconn.transaction_status == psycopg.pq.TransactionStatus.ACTIVE:
                 raw.cancel_safe(timeout=CANCEL_PATIENCE_SECONDS)

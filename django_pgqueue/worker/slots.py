@@ -1,7 +1,7 @@
 """
 The places where jobs run: one thread each, and one event loop that all async tasks share.
 
-A slot takes a job, marks it started, runs one attempt, leaves the thread's connections as a new task
+A slot takes a job from the `Line`, marks it started, runs one attempt, leaves the thread's connections as a new task
 expects them, and puts the outcome where the control loop finds it. A thread whose task was interrupted is
 not trusted any more: another takes its place.
 """
@@ -11,60 +11,30 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from contextvars import copy_context
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from inspect import iscoroutinefunction
-from queue import Empty, SimpleQueue
 from typing import Any
 
 from asgiref.sync import ThreadSensitiveContext, sync_to_async
 
 from ..backoff import Backoff
 from ..compat import Task
-from ..exceptions import Interruption
-from ..outcomes import Claim, Failed, Released, Succeeded
-from ..statements.claim import ClaimedJob, EarlierAttempt
+from ..outcomes import Failed, Released, Succeeded
 from . import attempt
 from .atomic import atomically
 from .attempt import Attempted
 from .cleaning import begin_fresh, leave_clean
+from .held import HeldJob
 from .holdings import Holdings
 from .interruption import AsyncCode, SyncCode
+from .line import Line, new_bell
 
 logger = logging.getLogger("django_pgqueue")
 
 STOP_SECONDS = 1.0  # for the event loop to end
-
-
-@dataclass(slots=True, eq=False)
-class HeldJob:
-    """
-    A claimed job in this child's hands. *place* is where it stands in the holdings.
-
-    The slot writes *code* and *deadline* when it calls the task, *is_settling* when an atomic one is about to
-    commit its own ending, and *attempted* when all is over.
-    """
-
-    job: ClaimedJob
-    earlier: Sequence[EarlierAttempt]
-    place: int
-    lease_ends: float  # monotonic, if nobody renews it
-    lost_for: type[Interruption] | None = None  # set by the control loop when the claim is lost
-    code: SyncCode | AsyncCode | None = None
-    takes_context: bool = False
-    deadline: float = float("inf")  # monotonic
-    is_settling: bool = False
-    attempted: Attempted | None = None
-
-    @property
-    def claim(self) -> Claim:
-        return Claim(self.job.id, self.job.claim_version)
-
-    @property
-    def is_lost(self) -> bool:
-        return self.lost_for is not None
 
 
 @dataclass(slots=True)
@@ -83,7 +53,7 @@ class Slots:
     on_limit: Callable[[], object] = bool  # called when a task with a deadline begins
     finished: deque[HeldJob] = field(default_factory=deque)
     _running: dict[int, HeldJob] = field(default_factory=dict)
-    _todo: "SimpleQueue[HeldJob | None]" = field(default_factory=SimpleQueue)
+    _line: Line = field(default_factory=Line)
     _threads: dict[int, threading.Thread] = field(default_factory=dict)
     _async: "AsyncTasks" = field(default_factory=lambda: AsyncTasks())
 
@@ -91,20 +61,13 @@ class Slots:
         for number in range(1, self.count + 1):
             self._start(number)
 
-    def give(self, job: HeldJob) -> None:
-        """Let the next free slot run *job*."""
-        self._todo.put(job)
+    def give(self, jobs: Iterable[HeldJob]) -> None:
+        """Let the next free slots run *jobs*, in this order."""
+        self._line.give(jobs)
 
     def take_back(self) -> list[HeldJob]:
         """Return the jobs that no slot has begun."""
-        jobs: list[HeldJob] = []
-        while True:
-            try:
-                job = self._todo.get_nowait()
-            except Empty:
-                return jobs
-            if job is not None:
-                jobs.append(job)
+        return self._line.take_back()
 
     def running(self) -> list[HeldJob]:
         """Return the jobs that slots have begun and not finished. From any thread."""
@@ -112,8 +75,7 @@ class Slots:
 
     def stop(self) -> None:
         """End the threads; every job must have finished."""
-        for _ in range(self.count):
-            self._todo.put(None)
+        self._line.give([None] * self.count)
         for number in range(1, self.count + 1):
             thread = self._threads[number]
             while thread.is_alive():
@@ -128,8 +90,9 @@ class Slots:
         thread.start()
 
     def _work(self, number: int) -> None:
+        bell = new_bell()
         is_sound = True
-        while is_sound and (job := self._todo.get()) is not None:
+        while is_sound and (job := self._line.take(bell)) is not None:
             self.holdings.start(job.place)
             self._running[number] = job
             job.attempted = self._attempt(job)
@@ -137,8 +100,7 @@ class Slots:
             # The task has ended in time, however long it takes to settle it: the database may be away.
             job.deadline = float("inf")
             self.holdings.finish(job.place)
-            is_sound = not isinstance(job.code, SyncCode) or job.code.reason is None
-            if not is_sound:
+            if _was_interrupted(job):
                 is_sound = not self._replace(number)
             self.finished.append(job)
             self.on_finish()
@@ -173,13 +135,12 @@ class Slots:
             logger.exception("A slot failed around job %s.", job.job.id)
             return Attempted(job.job, Failed(job.claim, attempt.ErrorRecord.of(error)), None, error, 0.0)
         finally:
-            was_interrupted = isinstance(job.code, SyncCode) and job.code.reason is not None
-            leave_clean(may_keep=not was_interrupted, may_use=not was_interrupted)
+            is_sound = not _was_interrupted(job)
+            leave_clean(may_keep=is_sound, may_use=is_sound)
 
     def _call(self, job: HeldJob, task: Task, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         job.takes_context = task.takes_context
-        is_async = iscoroutinefunction(task.func)
-        job.code = AsyncCode(self._async.loop()) if is_async else SyncCode()
+        job.code = AsyncCode(self._async.loop()) if _is_async(task.func) else SyncCode()
         if (timeout := getattr(task, "timeout", None)) is not None:
             job.deadline = time.monotonic() + timeout
             self.holdings.limit(job.place, job.deadline)
@@ -198,6 +159,14 @@ class Slots:
     def _may_be_lost(self, job: HeldJob) -> bool:
         """Whether the claim is lost, or may be: nobody knows who had no answer from the database for a lease."""
         return job.is_lost or time.monotonic() > max(job.lease_ends, self.holdings.vitals().leased)
+
+
+_is_async = lru_cache(maxsize=4096)(iscoroutinefunction)
+
+
+def _was_interrupted(job: HeldJob) -> bool:
+    """Whether an exception was raised in the slot's thread from outside; an async task is only cancelled."""
+    return isinstance(job.code, SyncCode) and job.code.reason is not None
 
 
 class AsyncTasks:
