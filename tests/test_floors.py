@@ -113,6 +113,17 @@ def test_a_floor_is_never_in_the_future(session, claimer):
     assert claim_all(session, claimer, 1) == [tomorrow]
 
 
+def test_a_job_that_a_look_found_does_not_hide_when_the_next_one_is_due(session, claimer):
+    """R03, R31: what follows it is looked at before the child rests."""
+    due = enqueue()
+    enqueue(run_after=timezone.now() + timedelta(seconds=50))
+
+    assert claim_all(session, claimer, 1) == [due]
+    wait_until(lambda: time.monotonic() >= claimer.at and not claim(session, claimer), "the next look")
+
+    assert time.monotonic() + 40 < claimer.at < time.monotonic() + 50
+
+
 def test_the_bands_of_one_priority_are_served_from_the_lowest_floor(session, claimer):
     """R05: a long backlog in one queue does not keep another waiting."""
     enqueue_jobs(6, queue_name="long")
@@ -297,6 +308,7 @@ def test_a_child_that_is_only_asked_looks_behind_the_reach_too(session, claimer,
     """R31, R33: an idle one would never come by there otherwise."""
     enqueue_jobs(5)
     claim_all(session, claimer, 5)
+    wait_until(lambda: not claim(session, claimer) and claimer.at > time.monotonic() + 1, "the child to rest")
     old = enqueue()
     here("UPDATE django_pgqueue_job SET available_at = now() - interval '1 hour' WHERE id = %s", [old])
     claimer._floors._oldest = time.time() - 7200

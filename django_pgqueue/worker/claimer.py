@@ -76,17 +76,17 @@ class Claimer:
         self._was_asked = False
         self.lease_ends = time.monotonic() + self._config.lease
         jobs = self._claim(connection, owner, wanted)
-        has_looked = False
+        has_seen_all = False
         if len(jobs) < wanted and floors.may_look():
             floors.look(connection, everywhere=self._config.burst)
-            has_looked = True
-            if floors.any_due():
-                jobs = claiming.in_order([*jobs, *self._claim(connection, owner, wanted - len(jobs))])
+            found = self._claim(connection, owner, wanted - len(jobs)) if floors.any_due() else []
+            jobs = claiming.in_order([*jobs, *found])
+            has_seen_all = not found  # or they have hidden what follows them
         elif floors.must_look():
             floors.look(connection)
         if floors.look_behind(connection) or len(jobs) == wanted:
             self.at = 0.0
-        elif has_looked:
+        elif has_seen_all:
             self.is_drained = not floors.any_due()
             self._rest()
         else:
