@@ -63,8 +63,10 @@ __all__ = [
 
 def is_heard(signal: Signal, level: int) -> bool:
     """Whether *signal* has any effect: someone receives it beside the framework, whose receiver logs it at *level*."""
-    is_logged = _SIGNALS.logger.isEnabledFor(level)
-    return any(is_logged or entry[0][0] not in _OWN_RECEIVERS for entry in signal.receivers)
+    receivers = signal.receivers
+    if len(receivers) == 1 and receivers[0][0][0] in _OWN_RECEIVERS:
+        return _SIGNALS.logger.isEnabledFor(level)
+    return bool(receivers)
 
 
 def load_framework() -> None:

@@ -9,7 +9,6 @@ Run jobs in a test, in the test's own transaction.
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from functools import partial
 from typing import Any
 
 from django.db import connections, transaction
@@ -47,13 +46,7 @@ def run_jobs(
             chosen.jobs.release([Claim(job.id, job.claim_version)])
             raise RuntimeError(f"run_jobs() has run {limit} jobs and there are more. Do they enqueue each other?")
         earlier = earlier_attempts(connections[chosen.database], [job]).get(job.id, ())
-        attempted = attempt.run(
-            job,
-            chosen.settings.backoff,
-            earlier,
-            call=_call_in_savepoint,
-            atomically=partial(_in_transaction, chosen.database),
-        )
+        attempted = attempt.run(job, chosen.settings.backoff, earlier, _InTest(chosen.database))
         settlement = chosen.jobs.settle([attempted.outcome])
         for written in settlement.settled:
             attempt.log(attempted, written)
@@ -69,10 +62,19 @@ def _names(queue_names: Sequence[str] | None, backend: PgQueueBackend) -> Sequen
     return queue_names
 
 
-def _in_transaction(database: str, perform: Callable[[], Succeeded]) -> Succeeded:
-    """As a worker runs an atomic task, but that its end is written afterwards: nothing can come between, here."""
-    with transaction.atomic(using=database):
-        return perform()
+class _InTest(attempt.Surroundings):
+    """The caller's transaction on *database*."""
+
+    def __init__(self, database: str) -> None:
+        self._database = database
+
+    def call(self, task: Task, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        return _call_in_savepoint(task, args, kwargs)
+
+    def atomically(self, perform: Callable[[], Succeeded]) -> Succeeded:
+        """As in a worker, but that its end is written afterwards: nothing can come between, here."""
+        with transaction.atomic(using=self._database):
+            return perform()
 
 
 def _call_in_savepoint(task: Task, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

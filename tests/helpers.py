@@ -16,6 +16,7 @@ from django_pgqueue.outcomes import Claim
 from django_pgqueue.statements.claim import ClaimedJob
 from django_pgqueue.statements.database import PLANNER_SETTINGS_SQL, execute
 from django_pgqueue.statements.enqueue import NewJob
+from django_pgqueue.worker.attempt import Surroundings
 from django_pgqueue.worker.config import Queues, WorkerConfig
 from django_pgqueue.worker.connection import Session
 
@@ -53,6 +54,13 @@ def enqueue(**changes: Any) -> int:
 def claim_one(owner: str = "worker", **options: Any) -> ClaimedJob:
     [job] = Job.objects.claim(owner, 1, **options)
     return job
+
+
+class Surrounded(Surroundings):
+    """An attempt's surroundings that answer as the test says."""
+
+    def __init__(self, **answers: Any) -> None:
+        self.__dict__.update(answers)
 
 
 def claim_of(job: ClaimedJob) -> Claim:

@@ -17,7 +17,7 @@ from django_pgqueue.worker.atomic import atomically
 
 from .app import tasks
 from .app.models import Mark
-from .helpers import InThread, claim_of, claim_one, database_alias, row, second_connection, wait_until
+from .helpers import InThread, Surrounded, claim_of, claim_one, database_alias, row, second_connection, wait_until
 from .proxy import Proxy
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -32,8 +32,9 @@ def run_one(action, **changes):
     return run(claim_one())
 
 
-def run(job):
-    return attempt.run(job, 0, atomically=partial(atomically, "default", claim_of(job)))
+def run(job, database="default"):
+    as_in_a_slot = Surrounded(settles=True, atomically=partial(atomically, database, job.claim))
+    return attempt.run(job, 0, surroundings=as_in_a_slot)
 
 
 def mark(note="effect"):
@@ -280,7 +281,7 @@ def test_a_project_without_autocommit_has_its_atomic_tasks_committed():
         tasks.act_atomically.enqueue("atomic")
         job = claim_one()
 
-        ran = attempt.run(job, 0, atomically=partial(atomically, "manual", claim_of(job)))
+        ran = run(job, "manual")
 
     assert ran.is_settled
     assert Job.objects.get().status == "done"
@@ -318,7 +319,7 @@ class TestUnknownCommit:
         with Proxy.to_database() as proxy, proxy.alias() as alias:
             tasks.ACTS["atomic"] = lambda: Mark.objects.using(alias).create(note="effect") and None
             lost = proxy.lose_commit_answer("'done'")
-            ran = attempt.run(job, 0, atomically=partial(atomically, alias, claim_of(job)))
+            ran = run(job, alias)
             connections[alias].close()
         assert lost.happened and not ran.is_settled and isinstance(ran.outcome, Retried)
 

@@ -9,8 +9,9 @@ from datetime import timedelta
 from importlib import import_module
 
 import pytest
+from django.dispatch import Signal
 
-from django_pgqueue import Fail, Retry, Snooze
+from django_pgqueue import Fail, Retry, Snooze, compat, results
 from django_pgqueue.backoff import MAX_DELAY_SECONDS
 from django_pgqueue.compat import TaskResultStatus
 from django_pgqueue.exceptions import Interrupted, Interruption, TaskTimeout, UnstorableResult
@@ -29,7 +30,7 @@ from django_pgqueue.worker import attempt
 
 from .app import tasks
 from .app.models import Mark
-from .helpers import InThread, backend, claim_of, claim_one, enqueue, here, make_due, row
+from .helpers import InThread, Surrounded, backend, claim_of, claim_one, enqueue, here, make_due, row
 
 SUCCESSFUL, FAILED, READY = TaskResultStatus.SUCCESSFUL, TaskResultStatus.FAILED, TaskResultStatus.READY
 
@@ -653,7 +654,7 @@ def test_a_task_that_its_worker_cancels_is_released():
     tasks.act.enqueue("cancelled")
     job = claim_one()
 
-    attempted = attempt.run(job, None, reason=lambda: Interrupted)
+    attempted = attempt.run(job, None, surroundings=Surrounded(reason=lambda: Interrupted))
 
     assert attempted.outcome == Released(claim_of(job), started=True)
 
@@ -662,7 +663,7 @@ def test_an_error_while_the_worker_stops_is_still_an_error():
     tasks.ACTS["broken"] = raising(ValueError("own"))
     tasks.act.enqueue("broken")
 
-    attempted = attempt.run(claim_one(), None, reason=lambda: Interrupted)
+    attempted = attempt.run(claim_one(), None, surroundings=Surrounded(reason=lambda: Interrupted))
 
     assert isinstance(attempted.outcome, Retried)
 
@@ -679,7 +680,7 @@ def test_a_task_that_is_interrupted_may_decide_how_its_attempt_ends(reason, deci
     tasks.ACTS["interrupted"] = act
     tasks.act.enqueue("interrupted")
 
-    outcome = attempt.run(claim_one(), None, reason=lambda: reason).outcome
+    outcome = attempt.run(claim_one(), None, surroundings=Surrounded(reason=lambda: reason)).outcome
 
     assert type(outcome) is {Retry: Retried, Fail: Failed, Snooze: Snoozed}[type(decision)]
     assert getattr(outcome, "delay_seconds", 60) == 60
@@ -714,7 +715,7 @@ def test_the_context_counts_attempts_from_one():
 def test_the_context_tells_that_the_claim_was_lost():
     tasks.tell_context.enqueue()
 
-    attempted = attempt.run(claim_one(), None, is_lost=lambda: True)
+    attempted = attempt.run(claim_one(), None, surroundings=Surrounded(is_lost=lambda: True))
 
     assert '"cancelled": true' in attempted.outcome.result
 
@@ -883,6 +884,39 @@ def test_the_job_of_a_backend_that_is_gone_runs_all_the_same():
 
     assert attempted.outcome.result == "3"
     assert attempted.begun.result.status == SUCCESSFUL
+
+
+# ---- what nobody hears
+
+
+def test_no_task_result_is_made_that_nobody_looks_at(monkeypatch, caplog):
+    """It takes longer than many a task."""
+    monkeypatch.setattr(results, "of_claim", None)
+    caplog.set_level(logging.WARNING, compat._SIGNALS.logger.name)
+    enqueue()
+
+    attempted = attempt.run(claim_one(), None)
+    attempt.announce(attempted, attempted.outcome)
+
+    assert attempted.outcome.result == "3"
+    assert not attempt.are_successes_heard()
+
+
+@pytest.mark.parametrize("level", [logging.INFO, logging.ERROR])
+def test_a_signal_is_heard_by_any_receiver_and_by_the_frameworks_own_if_it_logs(caplog, level):
+    def receiver(**kwargs):
+        """Of the project."""
+
+    caplog.set_level(level, compat._SIGNALS.logger.name)
+    is_logged = compat.is_heard(compat.task_started, level)
+    caplog.set_level(level + 1, compat._SIGNALS.logger.name)
+    is_below = compat.is_heard(compat.task_started, level)
+    compat.task_started.connect(receiver)
+    is_received = compat.is_heard(compat.task_started, level)
+    compat.task_started.disconnect(receiver)
+
+    assert (is_logged, is_below, is_received) == (True, False, True)
+    assert not compat.is_heard(Signal(), level)
 
 
 # ---- log lines

@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -47,8 +47,28 @@ _INTERRUPTED = (
 )
 MAX_SNOOZES = 1_000  # of one job since it was enqueued or requeued
 
-Call = Callable[[Task, Sequence[Any], dict[str, Any]], Any]
-Atomically = Callable[[Callable[[], Succeeded]], Succeeded]
+
+class Surroundings:
+    """Where an attempt is made: here and now, unless a subclass knows better."""
+
+    __slots__ = ()
+    settles = False  # whether what `atomically` returns is written and committed
+
+    def call(self, task: Task, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Call *task* in this thread; an async one in an event loop of its own."""
+        return task.call(*args, **kwargs)
+
+    def atomically(self, perform: Callable[[], Succeeded]) -> Succeeded:
+        """Run an atomic task by *perform* in one transaction; here the caller sees to that."""
+        return perform()
+
+    def is_lost(self) -> bool:
+        """Whether the claim is lost, for the task to ask."""
+        return False
+
+    def reason(self) -> type[Interruption] | None:
+        """What the worker has interrupted the task for, if it has."""
+        return None
 
 
 @dataclass(slots=True)
@@ -64,8 +84,8 @@ class Begun:
     args: list[Any]
     kwargs: dict[str, Any]
     earlier: Sequence[EarlierAttempt]
-    is_lost: Callable[[], bool]
-    began: float = field(default_factory=time.monotonic)
+    surroundings: Surroundings
+    began: float  # monotonic
     _result: TaskResult | None = None
 
     @property
@@ -79,7 +99,7 @@ class Begun:
         """What the function is called with: before *args*, the context if it takes one."""
         if not self.task.takes_context:
             return self.args
-        return [Context(task_result=self.result, is_cancelled=self.is_lost), *self.args]
+        return [Context(task_result=self.result, is_cancelled=self.surroundings.is_lost), *self.args]
 
     def succeeded(self, value: Any) -> Succeeded:
         """Return how the attempt ends by *value*; raises what `failed` takes if it cannot be stored."""
@@ -88,8 +108,8 @@ class Begun:
         except Exception as error:  # it would be refused after every retry
             raise _Unstorable from error
 
-    def failed(self, error: BaseException, reason: type[Interruption] | None, backoff: Backoff | None) -> "Attempted":
-        """Return what the attempt came to by *error*, after the worker has interrupted it for *reason*, if it has."""
+    def failed(self, error: BaseException, backoff: Backoff | None) -> "Attempted":
+        """Return what the attempt came to by *error*; *backoff* is the backend's rule."""
         outcome: Outcome
         if isinstance(error, _Unstorable):
             assert error.__cause__ is not None
@@ -98,7 +118,7 @@ class Begun:
         elif _is_from_keyboard(error):
             raise error
         else:
-            error, outcome = _caught(self, error, reason, backoff)
+            error, outcome = _caught(self, error, backoff)
         return self.ended(outcome, error)
 
     def ended(self, outcome: Outcome, error: BaseException | None = None, is_settled: bool = False) -> "Attempted":
@@ -124,44 +144,36 @@ class _Unstorable(Exception):
     """The task has returned what cannot be stored; the error says why."""
 
 
-def call_directly(task: Task, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Call *task* in this thread; an async one in an event loop of its own."""
-    return task.call(*args, **kwargs)
+PLAIN = Surroundings()
 
 
 def run(
     job: ClaimedJob,
     backoff: Backoff | None,
     earlier: Sequence[EarlierAttempt] = (),
-    *,
-    call: Call = call_directly,
-    atomically: Atomically | None = None,
-    is_lost: Callable[[], bool] = bool,
-    reason: Callable[[], type[Interruption] | None] = lambda: None,
+    surroundings: Surroundings = PLAIN,
 ) -> Attempted:
     """
     Run *job*, claimed, and return how it ended; never raises for what the job is or does.
 
-    *backoff* is the backend's rule, *earlier* the counted attempts before this one. *atomically* runs an
-    atomic task and settles it in one transaction; without it the caller sees to that. *is_lost* tells the
-    task, *reason* tells what the worker has interrupted it for, if it has.
+    *backoff* is the backend's rule, *earlier* the counted attempts before this one.
     """
-    begun = begin(job, earlier, is_lost)
+    begun = begin(job, earlier, surroundings)
     if isinstance(begun, Attempted):
         return begun
 
     def perform() -> Succeeded:
-        return begun.succeeded(call(begun.task, begun.arguments, begun.kwargs))
+        return begun.succeeded(surroundings.call(begun.task, begun.arguments, begun.kwargs))
 
     try:
-        if atomically is not None and getattr(begun.task, "atomic", False):
-            return begun.ended(atomically(perform), is_settled=True)
+        if getattr(begun.task, "atomic", False):
+            return begun.ended(surroundings.atomically(perform), is_settled=surroundings.settles)
         return begun.ended(perform())
     except BaseException as error:  # SystemExit, too, is only the end of this attempt
-        return begun.failed(error, reason(), backoff)
+        return begun.failed(error, backoff)
 
 
-def begin(job: ClaimedJob, earlier: Sequence[EarlierAttempt], is_lost: Callable[[], bool]) -> Begun | Attempted:
+def begin(job: ClaimedJob, earlier: Sequence[EarlierAttempt], surroundings: Surroundings) -> Begun | Attempted:
     """Find the task of *job*, decode the call and tell that it starts; or return how it ends without being called."""
     try:
         task = registry.find(job.task_path)
@@ -173,17 +185,15 @@ def begin(job: ClaimedJob, earlier: Sequence[EarlierAttempt], is_lost: Callable[
         args, kwargs = payload.decode_call(job.args, job.kwargs)
     except ValueError as error:
         return Attempted(job, Failed(job.claim, ErrorRecord.of(error)), None, error, 0.0)
-    begun = Begun(job, task, args, kwargs, earlier, is_lost)
+    begun = Begun(job, task, args, kwargs, earlier, surroundings, time.monotonic())
     if is_heard(task_started, logging.INFO):
         task_started.send_robust(sender=_sender(job), task_result=begun.result)
     return begun
 
 
-def _caught(
-    begun: Begun, error: BaseException, reason: type[Interruption] | None, backoff: Backoff | None
-) -> tuple[BaseException, Outcome]:
-    """Return the error to tell of, and how the attempt ends by it. *reason*: what the worker interrupted it for."""
-    task = begun.task
+def _caught(begun: Begun, error: BaseException, backoff: Backoff | None) -> tuple[BaseException, Outcome]:
+    """Return the error to tell of, and how the attempt ends by it."""
+    task, reason = begun.task, begun.surroundings.reason()
     if isinstance(error, Interruption):
         reason = reason or type(error)  # an atomic task finds out by itself that its claim is lost
     own_rule = getattr(task, "backoff", None)

@@ -274,14 +274,16 @@ class Child:
         if self._stop_by is not None:  # it was told so while the claim was under way
             self._unsettled += [Released(job.claim) for job in claimed]
             return
-        for job in claimed:
-            claim = job.claim
-            place = self._holdings.add(claim)
-            self._held[claim] = HeldJob(job, claim, earlier.get(job.id, ()), place, self._claimer.lease_ends)
+        given = [self._hold(job, earlier.get(job.id, ())) for job in claimed]
         if claimed:
-            self._slots.give([self._held[job.claim] for job in claimed])
+            self._slots.give(given)
             self._pacing.claimed(len(claimed), sum(len(job.args) + len(job.kwargs) for job in claimed))
             self._buffered_since = time.monotonic()
+
+    def _hold(self, job: claiming.ClaimedJob, earlier: Sequence[claiming.EarlierAttempt]) -> HeldJob:
+        claim = job.claim
+        self._held[claim] = held = HeldJob(job, claim, earlier, self._holdings.add(claim), self._claimer.lease_ends)
+        return held
 
     # ---- what the database answers
 

@@ -10,6 +10,8 @@ import select
 from contextlib import suppress
 from typing import Any
 
+from django.db import connections
+
 from . import wrappers
 
 logger = logging.getLogger("django_pgqueue")
@@ -41,7 +43,8 @@ def leave_clean(*, may_keep: bool = True, may_use: bool = True) -> None:
     Unless it *may_keep* them, because the thread ends: nobody would close them. Unless it *may_use* them,
     because the task was interrupted: one may be in the middle of a command.
     """
-    for connection in wrappers.here():
+    mine = wrappers.here()
+    for connection in mine:
         try:
             if connection.connection is not None:
                 if may_use:
@@ -54,7 +57,8 @@ def leave_clean(*, may_keep: bool = True, may_use: bool = True) -> None:
             _drop(connection)
         finally:
             connection.queries_log.clear()  # of DEBUG, which would grow for as long as the worker lives
-    wrappers.tidy()
+    if len(mine) != len(connections.settings):  # a task has put another in the place of one
+        wrappers.forget()
 
 
 def _has_ended(connection: Any) -> bool:

@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
@@ -22,6 +22,7 @@ from asgiref.sync import ThreadSensitiveContext, sync_to_async
 
 from ..backoff import Backoff
 from ..compat import Task
+from ..exceptions import Interruption
 from ..outcomes import Failed, Released, Succeeded
 from . import attempt
 from .atomic import atomically
@@ -52,10 +53,10 @@ class Slots:
     on_finish: Callable[[], None]
     on_limit: Callable[[], object] = bool  # called when a task with a deadline begins
     finished: deque[HeldJob] = field(default_factory=deque)
+    async_tasks: "AsyncTasks" = field(default_factory=lambda: AsyncTasks())
     _running: dict[int, HeldJob] = field(default_factory=dict)
     _line: Line = field(default_factory=Line)
     _threads: dict[int, threading.Thread] = field(default_factory=dict)
-    _async: "AsyncTasks" = field(default_factory=lambda: AsyncTasks())
 
     def start(self) -> None:
         for number in range(1, self.count + 1):
@@ -81,7 +82,7 @@ class Slots:
             while thread.is_alive():
                 thread.join()
                 thread = self._threads[number]  # one that was interrupted has a successor
-        self._async.stop()
+        self.async_tasks.stop()
 
     def _start(self, number: int) -> None:
         # Daemons: a task that outlasts the grace period must not keep the process.
@@ -121,16 +122,7 @@ class Slots:
         try:
             begin_fresh()
             # A copy, so that a language, a time zone or any other context of the task ends with it.
-            return copy_context().run(
-                attempt.run,
-                job.job,
-                self.backoff,
-                job.earlier,
-                call=partial(self._call, job),
-                atomically=partial(self._atomically, job),
-                is_lost=partial(self._may_be_lost, job),
-                reason=lambda: job.code.reason if job.code is not None else None,
-            )
+            return copy_context().run(attempt.run, job.job, self.backoff, job.earlier, _InSlot(self, job))
         except BaseException as error:  # a thread begins here: it must outlive whatever this was
             logger.exception("A slot failed around job %s.", job.job.id)
             return Attempted(job.job, Failed(job.claim, attempt.ErrorRecord.of(error)), None, error, 0.0)
@@ -138,27 +130,46 @@ class Slots:
             is_sound = not _was_interrupted(job)
             leave_clean(may_keep=is_sound, may_use=is_sound)
 
-    def _call(self, job: HeldJob, task: Task, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+
+class _InSlot(attempt.Surroundings):
+    """What an attempt meets in one of *slots*."""
+
+    __slots__ = ("_job", "_slots")
+    settles = True
+
+    def __init__(self, slots: Slots, job: HeldJob) -> None:
+        self._slots = slots
+        self._job = job
+
+    def call(self, task: Task, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        job, tasks = self._job, self._slots.async_tasks
         job.takes_context = task.takes_context
-        job.code = AsyncCode(self._async.loop()) if _is_async(task.func) else SyncCode()
+        job.code = code = AsyncCode(tasks.loop()) if _is_async(task.func) else SyncCode()
         if (timeout := getattr(task, "timeout", None)) is not None:
-            job.deadline = time.monotonic() + timeout
-            self.holdings.limit(job.place, job.deadline)
-            self.on_limit()
-        if isinstance(job.code, AsyncCode):
-            return self._async.run(job.code, task, args, kwargs)
+            self._limit(timeout)
+        if isinstance(code, AsyncCode):
+            return tasks.run(code, task, args, kwargs)
         # The function itself, not through the task: no frame of ours is entered once it has returned.
-        return job.code.run(partial(task.func, *args, **kwargs))
+        return code.run(partial(task.func, *args, **kwargs))
 
-    def _atomically(self, job: HeldJob, perform: Callable[[], Succeeded]) -> Succeeded:
+    def atomically(self, perform: Callable[[], Succeeded]) -> Succeeded:
         def note() -> None:
-            job.is_settling = True
+            self._job.is_settling = True
 
-        return atomically(self.database, job.claim, perform, before_settling=note)
+        return atomically(self._slots.database, self._job.claim, perform, before_settling=note)
 
-    def _may_be_lost(self, job: HeldJob) -> bool:
-        """Whether the claim is lost, or may be: nobody knows who had no answer from the database for a lease."""
-        return job.is_lost or time.monotonic() > max(job.lease_ends, self.holdings.vitals().leased)
+    def is_lost(self) -> bool:
+        """Also when it may be: nobody knows who had no answer from the database for a lease."""
+        job, vitals = self._job, self._slots.holdings.vitals()
+        return job.is_lost or time.monotonic() > max(job.lease_ends, vitals.leased)
+
+    def reason(self) -> type[Interruption] | None:
+        return None if self._job.code is None else self._job.code.reason
+
+    def _limit(self, seconds: float) -> None:
+        self._job.deadline = time.monotonic() + seconds
+        self._slots.holdings.limit(self._job.place, self._job.deadline)
+        self._slots.on_limit()
 
 
 _is_async = lru_cache(maxsize=4096)(iscoroutinefunction)
@@ -178,7 +189,7 @@ class AsyncTasks:
         self._thread: threading.Thread | None = None
         self._stopping = False
 
-    def run(self, code: AsyncCode, task: Task, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def run(self, code: AsyncCode, task: Task, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Run *task* in the loop while the calling slot waits; raises what it raises."""
         return asyncio.run_coroutine_threadsafe(self._run(code, task, args, kwargs), self.loop()).result()
 
@@ -191,7 +202,7 @@ class AsyncTasks:
             if not self._thread.is_alive():
                 self._loop.close()
 
-    async def _run(self, code: AsyncCode, task: Task, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    async def _run(self, code: AsyncCode, task: Task, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         # Of its own, so that each task's synchronous parts have a thread and connections of their own.
         async with ThreadSensitiveContext():
             try:

@@ -28,13 +28,12 @@ def here() -> list[Any]:
 def replace(wrapper: Any) -> None:
     """Let Django make a new wrapper in the place of this one."""
     del connections[wrapper.alias]
-    _here.__dict__.clear()  # to be looked up again
+    forget()
 
 
-def tidy() -> None:
-    """Forget what a task has put another in the place of."""
-    if len(here()) != len(connections.settings):
-        _here.__dict__.clear()
+def forget() -> None:
+    """Look up the calling thread's wrappers anew when they are asked for."""
+    _here.__dict__.clear()
 
 
 @receiver(connection_created)
