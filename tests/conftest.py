@@ -1,4 +1,5 @@
 import os
+import sys
 
 import pytest
 
@@ -106,3 +107,12 @@ def viewer(make_staff):
 @pytest.fixture
 def operator(make_staff):
     return make_staff("view_job", "requeue_job", "hold_job", "cancel_job")
+
+
+@pytest.fixture
+def switching_often():
+    """Threads give way to each other at almost every step."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(0.00001)
+    yield
+    sys.setswitchinterval(interval)

@@ -2,7 +2,6 @@
 
 import asyncio
 import cProfile
-import sys
 import threading
 import time
 from collections import Counter
@@ -287,14 +286,6 @@ def end_at(code, ends_at, codes):
         return code.run(spin)
     except TaskTimeout:
         return TaskTimeout
-
-
-@pytest.fixture
-def switching_often():
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(0.00001)
-    yield
-    sys.setswitchinterval(interval)
 
 
 def test_a_coroutine_is_cancelled_and_one_that_has_ended_is_not():
