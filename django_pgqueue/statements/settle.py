@@ -400,9 +400,11 @@ def _written(connection: Connection, sql: str, parameters: dict[str, Any]) -> se
     return {row[0] for row in fetch(connection, sql, parameters)}
 
 
-def _claims(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+def _claims(outcomes: Sequence[Outcome]) -> dict[str, str]:
+    # Literals of arrays, because the driver would look at each element of a list, and for what to quote in it.
     claims = [outcome.claim for outcome in outcomes]
-    return {"ids": [claim.job_id for claim in claims], "fences": fences(claims)}
+    ids = ",".join([str(job_id) for job_id, version in claims])
+    return {"ids": f"{{{ids}}}", "fences": f"{{{','.join(fences(claims))}}}"}
 
 
 def _errors(outcomes: Sequence[Retried | Failed]) -> dict[str, list[str]]:
