@@ -10,6 +10,7 @@ from django.db import connection, connections, transaction
 
 from django_pgqueue.exceptions import Interruption, TaskTimeout
 from django_pgqueue.outcomes import Retried, Succeeded
+from django_pgqueue.worker.attempt import Attempted, Begun
 from django_pgqueue.worker.held import HeldJob
 from django_pgqueue.worker.holdings import Holdings
 from django_pgqueue.worker.interrupter import Interrupter
@@ -174,6 +175,24 @@ def test_a_lost_job_that_has_not_begun_is_not_run(make_slots):
     ended(first), ended(second)
 
     assert ran == []
+
+
+def test_what_a_job_was_made_of_is_freed_when_it_has_ended_without_the_garbage_collector(make_slots):
+    """Among many short jobs its work would be half of the process's."""
+    slots = make_slots(1)
+    gc.collect()
+    gc.disable()
+    try:
+        ended(give(slots, None, task=tasks.send_receipt))
+        ended(give(slots, lambda: 1))
+        wait_until(lambda: len(slots.finished) == 2, "both to be handed back")
+        slots.finished.clear()
+        wait_until(lambda: len(slots._line._asleep) == 1, "the slot to have let go of it")
+        left = [thing for thing in gc.get_objects() if isinstance(thing, HeldJob | Attempted | Begun)]
+    finally:
+        gc.enable()
+
+    assert left == []
 
 
 def test_a_task_that_has_ended_does_not_run_while_it_waits_to_be_settled(make_slots):

@@ -74,7 +74,7 @@ class Surroundings:
 @dataclass(slots=True)
 class Begun:
     """
-    An attempt whose task is known and may be called, with *arguments* and *kwargs*.
+    An attempt whose task is known and may be called, with `arguments` and *kwargs*.
 
     Its ``TaskResult`` is made when it is asked for: most tasks succeed without anyone looking at it.
     """
@@ -84,7 +84,6 @@ class Begun:
     args: list[Any]
     kwargs: dict[str, Any]
     earlier: Sequence[EarlierAttempt]
-    surroundings: Surroundings
     began: float  # monotonic
     _result: TaskResult | None = None
 
@@ -94,12 +93,11 @@ class Begun:
             self._result = results.of_claim(self.job, self.task, self.args, self.kwargs, self.earlier)
         return self._result
 
-    @property
-    def arguments(self) -> Sequence[Any]:
-        """What the function is called with: before *args*, the context if it takes one."""
+    def arguments(self, surroundings: Surroundings) -> Sequence[Any]:
+        """Return what the function is called with: before *args*, the context if it takes one."""
         if not self.task.takes_context:
             return self.args
-        return [Context(task_result=self.result, is_cancelled=self.surroundings.is_lost), *self.args]
+        return [Context(task_result=self.result, is_cancelled=surroundings.is_lost), *self.args]
 
     def succeeded(self, value: Any) -> Succeeded:
         """Return how the attempt ends by *value*; raises what `failed` takes if it cannot be stored."""
@@ -108,8 +106,8 @@ class Begun:
         except Exception as error:  # it would be refused after every retry
             raise _Unstorable from error
 
-    def failed(self, error: BaseException, backoff: Backoff | None) -> "Attempted":
-        """Return what the attempt came to by *error*; *backoff* is the backend's rule."""
+    def failed(self, error: BaseException, reason: type[Interruption] | None, backoff: Backoff | None) -> "Attempted":
+        """Return what the attempt came to by *error*. *reason* and *backoff* are as in `Surroundings` and `run`."""
         outcome: Outcome
         if isinstance(error, _Unstorable):
             assert error.__cause__ is not None
@@ -118,7 +116,7 @@ class Begun:
         elif _is_from_keyboard(error):
             raise error
         else:
-            error, outcome = _caught(self, error, backoff)
+            error, outcome = _caught(self, error, reason, backoff)
         return self.ended(outcome, error)
 
     def ended(self, outcome: Outcome, error: BaseException | None = None, is_settled: bool = False) -> "Attempted":
@@ -158,22 +156,22 @@ def run(
 
     *backoff* is the backend's rule, *earlier* the counted attempts before this one.
     """
-    begun = begin(job, earlier, surroundings)
+    begun = begin(job, earlier)
     if isinstance(begun, Attempted):
         return begun
 
     def perform() -> Succeeded:
-        return begun.succeeded(surroundings.call(begun.task, begun.arguments, begun.kwargs))
+        return begun.succeeded(surroundings.call(begun.task, begun.arguments(surroundings), begun.kwargs))
 
     try:
         if getattr(begun.task, "atomic", False):
             return begun.ended(surroundings.atomically(perform), is_settled=surroundings.settles)
         return begun.ended(perform())
     except BaseException as error:  # SystemExit, too, is only the end of this attempt
-        return begun.failed(error, backoff)
+        return begun.failed(error, surroundings.reason(), backoff)
 
 
-def begin(job: ClaimedJob, earlier: Sequence[EarlierAttempt], surroundings: Surroundings) -> Begun | Attempted:
+def begin(job: ClaimedJob, earlier: Sequence[EarlierAttempt]) -> Begun | Attempted:
     """Find the task of *job*, decode the call and tell that it starts; or return how it ends without being called."""
     try:
         task = registry.find(job.task_path)
@@ -185,15 +183,17 @@ def begin(job: ClaimedJob, earlier: Sequence[EarlierAttempt], surroundings: Surr
         args, kwargs = payload.decode_call(job.args, job.kwargs)
     except ValueError as error:
         return Attempted(job, Failed(job.claim, ErrorRecord.of(error)), None, error, 0.0)
-    begun = Begun(job, task, args, kwargs, earlier, surroundings, time.monotonic())
+    begun = Begun(job, task, args, kwargs, earlier, time.monotonic())
     if is_heard(task_started, logging.INFO):
         task_started.send_robust(sender=_sender(job), task_result=begun.result)
     return begun
 
 
-def _caught(begun: Begun, error: BaseException, backoff: Backoff | None) -> tuple[BaseException, Outcome]:
+def _caught(
+    begun: Begun, error: BaseException, reason: type[Interruption] | None, backoff: Backoff | None
+) -> tuple[BaseException, Outcome]:
     """Return the error to tell of, and how the attempt ends by it."""
-    task, reason = begun.task, begun.surroundings.reason()
+    task = begun.task
     if isinstance(error, Interruption):
         reason = reason or type(error)  # an atomic task finds out by itself that its claim is lost
     own_rule = getattr(task, "backoff", None)

@@ -104,6 +104,7 @@ class Slots:
             if _was_interrupted(job):
                 is_sound = not self._replace(number)
             self.finished.append(job)
+            del job  # nobody knows how long the next is waited for
             self.on_finish()
 
     def _replace(self, number: int) -> bool:
