@@ -66,6 +66,7 @@ def measure(cases: Sequence[Case], runs: int) -> list[dict[str, Any]]:
         for case in cases if number % 2 == 0 else reversed(cases):
             if case in errors:
                 continue
+            began = time.monotonic()
             try:
                 figures = case.run()
             except (BenchmarkError, RuntimeError, psycopg.Error) as error:
@@ -73,7 +74,8 @@ def measure(cases: Sequence[Case], runs: int) -> list[dict[str, Any]]:
                 _say(f"{case.system} {case.variant}, run {number + 1}: ERROR: {error}")
                 continue
             found[case].append(figures)
-            _say(f"{case.system} {case.variant}, run {number + 1}: {_shown(figures)}")
+            seconds = time.monotonic() - began
+            _say(f"{case.system} {case.variant}, run {number + 1}, {seconds:.1f} s: {_shown(figures)}")
     return [_result(case, found[case], errors.get(case)) for case in cases]
 
 
@@ -161,12 +163,14 @@ class Stage:
                 raise BenchmarkError(f"{now} of {count} jobs have begun, and no more do:\n{workers.log[-2000:]}")
             time.sleep(0.002)
 
-    def wait_until_all_work(self, workers: Workers, patience: float = 60.0) -> None:
-        """Wait until every process of the worker has begun a job."""
+    def wait_until_all_work(self, workers: Workers, jobs: int, patience: float = 60.0) -> None:
+        """Wait until every process of the worker has begun one of *jobs* jobs."""
         deadline = time.monotonic() + patience
-        while self.records.processes() < self.variant.processes:
+        while (working := self.records.processes()) < self.variant.processes:
+            if self.records.count() >= jobs:
+                raise BenchmarkError(f"{jobs} jobs are so few that {working} of the processes began them all.")
             if workers.have_ended or time.monotonic() > deadline:
-                raise BenchmarkError(f"{self.records.processes()} processes work:\n{workers.log[-2000:]}")
+                raise BenchmarkError(f"{working} processes work:\n{workers.log[-2000:]}")
             time.sleep(0.001)
 
     def wait_until_none_waits(self, patience: float = 30.0) -> None:

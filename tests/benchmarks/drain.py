@@ -44,7 +44,7 @@ def _drain(system: System, variant: Variant, jobs: int) -> Figures:
     stage.drive("bulk", jobs)
     stage.settle_down()
     with stage.workers() as workers:
-        stage.wait_until_all_work(workers)
+        stage.wait_until_all_work(workers, jobs)
         before = stage.records.count()
         below, processes = workers.below, [*workers.roots, *workers.below]
         cpu, cpu_below = cpu_seconds(processes), cpu_seconds(below)

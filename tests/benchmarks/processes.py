@@ -13,7 +13,7 @@ from typing import Any
 from .environments import ROOT
 
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
-PATIENCE_SECONDS = 40.0  # for an orderly end
+PATIENCE_SECONDS = 10.0  # for an orderly end
 
 
 class Workers:

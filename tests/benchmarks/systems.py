@@ -156,6 +156,76 @@ class DjangoTasksDb(_OnDjango):
         return [command] * variant.processes
 
 
+class DjangoOx(_OnDjango):
+    name = "django-ox"
+    jobs = 5_000
+    single_jobs = 2_000
+    bulk_jobs = 20_000
+    packages = ("django-ox==1.9.*", f"django=={version('django')}", f"psycopg[binary]=={version('psycopg')}")
+    variants = {
+        "sync-1": Variant(1, {"flags": ["--concurrency", "4", "--interval", "0.1"]}),
+        "sync-2": Variant(2, {"flags": ["--concurrency", "4", "--interval", "0.1"]}),
+    }
+    waiting_sql = "SELECT count(*) FROM django_ox_oxtask WHERE status IN ('READY', 'RUNNING')"
+    done_sql = "SELECT count(*) FROM django_ox_oxtask WHERE status = 'SUCCESSFUL'"
+
+    def worker_commands(self, variant: Variant) -> list[list[str]]:
+        command = [self._python, "-m", "django", "ox_worker", "-v0", *variant.options.get("flags", ())]
+        return [command] * variant.processes
+
+
+class DjangoQ2(_OnDjango):
+    name = "django-q2"
+    jobs = 4_000
+    single_jobs = 2_000
+    bulk_jobs = 5_000
+    packages = ("django-q2==1.11.*", f"django=={version('django')}", f"psycopg[binary]=={version('psycopg')}", "psutil")
+    module = "django_q2"
+    variants = {"sync-1": Variant(1, {"bulk": 50}), "sync-2": Variant(1, {"bulk": 50, "workers": 2})}
+    waiting_sql = "SELECT count(*) FROM django_q_ormq"
+    done_sql = "SELECT count(*) FROM django_q_task WHERE success"
+
+    def worker_commands(self, variant: Variant) -> list[list[str]]:
+        return [[self._python, "-m", "django", "qcluster"]]
+
+
+class Procrastinate(_InPython):
+    name = "procrastinate"
+    jobs = 6_000
+    bulk_jobs = 20_000
+    packages = ("procrastinate==3.10.*", "psycopg[binary]", "uvloop")
+    module = "procrastinate"
+    variants = {
+        "async-1": Variant(1, {"concurrency": 30, "pool": 30}),
+        "async-2": Variant(2, {"concurrency": 30, "pool": 30}),
+    }
+    waiting_sql = "SELECT count(*) FROM procrastinate_jobs WHERE status IN ('todo', 'doing')"
+    done_sql = "SELECT count(*) FROM procrastinate_jobs WHERE status = 'succeeded'"
+
+
+class Oban(_InPython):
+    name = "oban"
+    jobs = 20_000
+    bulk_jobs = 20_000
+    packages = ("oban==0.7.*", "psycopg[binary]", "uvloop")
+    module = "oban"
+    variants = {"async-1": Variant(1, {"limit": 200}), "async-2": Variant(2, {"limit": 200})}
+    waiting_sql = "SELECT count(*) FROM oban_jobs WHERE state IN ('available', 'scheduled', 'executing', 'retryable')"
+    done_sql = "SELECT count(*) FROM oban_jobs WHERE state = 'completed'"
+
+
+class Chancy(_InPython):
+    name = "chancy"
+    jobs = 20_000
+    bulk_jobs = 20_000
+    packages = ("chancy==0.26.*", "psycopg[binary]")
+    module = "chancy"
+    _best = {"concurrency": 1_000, "eager_polling": True, "polling_interval": 1}
+    variants = {"async-1": Variant(1, _best), "async-2": Variant(2, _best)}
+    waiting_sql = "SELECT count(*) FROM chancy_jobs WHERE state IN ('pending', 'running', 'retrying')"
+    done_sql = "SELECT count(*) FROM chancy_jobs WHERE state = 'succeeded'"
+
+
 class PgQueuer(_InPython):
     name = "pgqueuer"
     jobs = 60_000
@@ -167,24 +237,47 @@ class PgQueuer(_InPython):
     done_sql = "SELECT count(*) FROM pgqueuer_log WHERE status = 'successful'"
 
 
-class GraphileWorker(System):
-    name = "graphile-worker"
-    jobs = 100_000
-    pinned_jobs = 200_000
-    packages = ("node@22", "graphile-worker@0.18", "pg@8")
-    _best = {"concurrentJobs": 24, "maxPoolSize": 25, "localQueue": {"size": 500}, "batchDelay": 0}
-    variants = {"async-1": Variant(1, _best), "async-2": Variant(2, _best)}
-    waiting_sql = "SELECT count(*) FROM graphile_worker._private_jobs"
+class _InNode(System):
+    packages: tuple[str, ...]
+    program: str
 
     @cached_property
     def _node(self) -> tuple[str, Path]:
         return node_with(self.name, self.packages)
 
     def driver(self) -> list[str]:
-        return [self._node[0], os.fspath(DRIVERS / "graphile.js")]
+        return [self._node[0], os.fspath(DRIVERS / self.program)]
 
     def environment(self, database: str, variant: Variant | None = None, **more: str) -> dict[str, str]:
         return super().environment(database, variant, NODE_PATH=os.fspath(self._node[1]), **more)
 
 
-PEERS: dict[str, type[System]] = {kind.name: kind for kind in (GraphileWorker, PgQueuer, DjangoTasksDb)}
+class GraphileWorker(_InNode):
+    name = "graphile-worker"
+    jobs = 100_000
+    pinned_jobs = 200_000
+    packages = ("node@22", "graphile-worker@0.18", "pg@8")
+    program = "graphile.js"
+    _best = {"concurrentJobs": 24, "maxPoolSize": 25, "localQueue": {"size": 500}, "batchDelay": 0}
+    variants = {"async-1": Variant(1, _best), "async-2": Variant(2, _best)}
+    waiting_sql = "SELECT count(*) FROM graphile_worker._private_jobs"
+
+
+class PgBoss(_InNode):
+    name = "pg-boss"
+    jobs = 50_000
+    pinned_jobs = 200_000
+    packages = ("node@22", "pg-boss@12.38")
+    program = "pgboss.js"
+    _best = {"batchSize": 1_000, "pollingIntervalSeconds": 0.5, "burstWhenBatchFull": True}
+    variants = {"async-1": Variant(1, _best), "async-2": Variant(2, _best)}
+    idle = Variant(1, {"notify": True})
+    waiting_sql = "SELECT count(*) FROM pgboss.job WHERE state IN ('created', 'retry', 'active') AND name = 'noop'"
+    done_sql = "SELECT count(*) FROM pgboss.job WHERE state = 'completed' AND name = 'noop'"
+
+
+_KINDS: tuple[type[System], ...] = (
+    *(GraphileWorker, PgQueuer, DjangoTasksDb),
+    *(DjangoOx, Procrastinate, Oban, Chancy, DjangoQ2, PgBoss),
+)
+PEERS = {kind.name: kind for kind in _KINDS}

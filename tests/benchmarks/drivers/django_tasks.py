@@ -1,4 +1,4 @@
-"""Drives the backends of Django's Tasks framework: this project's, django-tasks-db."""
+"""Drives the backends of Django's Tasks framework: this project's, django-tasks-db, django-ox."""
 
 import os
 import random
@@ -46,10 +46,12 @@ def main(words: list[str]) -> None:
 def _bulk(numbers: range) -> None:
     if hasattr(TASK, "enqueue_many"):
         TASK.enqueue_many([[number] for number in numbers])
-        return
-    with transaction.atomic():
-        for number in numbers:
-            TASK.enqueue(number)
+    elif hasattr(TASK.get_backend(), "enqueue_many"):
+        TASK.get_backend().enqueue_many(TASK, [((number,), {}) for number in numbers])
+    else:
+        with transaction.atomic():
+            for number in numbers:
+                TASK.enqueue(number)
 
 
 def _call(count: int) -> None:

@@ -34,11 +34,33 @@ elif SYSTEM == "django-tasks-db":
     INSTALLED_APPS += ["django_tasks_db"]
     TASKS = {"default": {"BACKEND": "django_tasks_db.DatabaseBackend"}}
 
+elif SYSTEM == "django-ox":
+    INSTALLED_APPS += ["django_ox"]
+    TASKS = {"default": {"BACKEND": "django_ox.backend.OxBackend"}}
+elif SYSTEM == "django-q2":
+    INSTALLED_APPS += ["django_q"]
+    Q_CLUSTER = {
+        "name": "benchmark",
+        "orm": "default",
+        "workers": OPTIONS.get("workers", 1),
+        "queue_limit": 200,
+        "bulk": OPTIONS.get("bulk", 1),
+        "timeout": 60,
+        "retry": 600,
+        "save_limit": 0,
+        "recycle": 1_000_000,
+        "catch_up": False,
+        "log_level": "WARNING",
+        "max_attempts": 1,
+    }
+
 # Django logs the start and the end of each task at INFO. Only the variant that is about that leaves it on.
 if OPTIONS.get("logging") != "default":
     LOGGING = {
         "version": 1,
         "disable_existing_loggers": False,
         "root": {"level": "WARNING"},
-        "loggers": {name: {"level": "WARNING"} for name in ("django.tasks", "django_tasks", "django_tasks_db")},
+        "loggers": {
+            name: {"level": "WARNING"} for name in ("django.tasks", "django_tasks", "django_tasks_db", "django_ox")
+        },
     }
