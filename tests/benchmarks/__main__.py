@@ -59,6 +59,7 @@ def main(words: Sequence[str] | None = None) -> int:
             quick=arguments.quick,
             minutes=arguments.minutes,
         )
+        Ours.flags = arguments.flags.split() if arguments.flags else None
         if options.pgbench is None:
             print("pgbench is not on this machine: its reference is left out.", file=sys.stderr)
         options.systems = [system for system in options.systems if _is_ready(system)]
@@ -138,8 +139,13 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--minutes", type=float, default=0, metavar="N", help="horizon: produce for so long")
     parser.add_argument("--data", type=Path, metavar="DIRECTORY", help="where the server's files go; a durable disk")
     parser.add_argument(
-        "--postgres", type=Path, default=find_programs(), metavar="DIRECTORY", help="the server's programs"
+        "--postgres",
+        type=lambda text: None if text == "wheel" else Path(text),
+        default=find_programs(),
+        metavar="DIRECTORY",
+        help="the server's programs; 'wheel' for those of the wheel, which serve when the machine has none",
     )
+    parser.add_argument("--flags", metavar="FLAGS", help="of runworker in every variant, to try what is best")
     parser.add_argument("--server", metavar="CONNINFO", help="a server that runs, instead of a private one")
     parser.add_argument("--keep", action="store_true", help="leave logs and the server's files behind")
 

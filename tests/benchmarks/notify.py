@@ -52,9 +52,9 @@ def add_ratio(results: list[dict[str, Any]]) -> None:
 
 def _commits(options: Options, system: System, name: str, seconds: int) -> Figures:
     stage = Stage(system, Variant(1, {"flags": ["--concurrency", str(SLOTS)]}, "held"))
-    statement = PLAIN_SQL if name == "plain" else stage.drive("statement")["statement"]
+    statement = " ".join(PLAIN_SQL.split()) if name == "plain" else stage.drive("statement")["statement"]
     script = stage.folder / "statement.sql"
-    script.write_text(" ".join(statement.split()) + ";\n")
+    script.write_text(statement + ";\n")
     with _busy_worker(stage):
         rate, commits = options.pgbench_on(stage.database).run(script, CLIENTS, "-T", str(seconds))
         waiting = system.waiting(stage.database) - SLOTS

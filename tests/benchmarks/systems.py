@@ -113,6 +113,7 @@ class _OnDjango(_InPython):
 
 class Ours(_OnDjango):
     name = "django_pgqueue"
+    flags: list[str] | None = None  # instead of those of the variants
     jobs = 100_000
     pinned_jobs = 500_000
     single_jobs = 5_000
@@ -133,13 +134,14 @@ class Ours(_OnDjango):
         return sys.executable
 
     def worker_commands(self, variant: Variant) -> list[list[str]]:
-        flags = [*variant.options.get("flags", ()), "--processes", str(variant.processes)]
+        chosen = variant.options.get("flags", ()) if self.flags is None else self.flags
+        flags = [*chosen, "--processes", str(variant.processes)]
         return [[sys.executable, "-m", "django", "runworker", *flags]]
 
 
 class DjangoTasksDb(_OnDjango):
     name = "django-tasks-db"
-    jobs = 3_000
+    jobs = 2_000
     bulk_jobs = 10_000
     pinned_jobs = 6_000
     packages = ("django-tasks-db==0.13.*", f"django=={version('django')}", f"psycopg[binary]=={version('psycopg')}")

@@ -73,8 +73,7 @@ def _statement_of_enqueue() -> str:
     with transaction.atomic(), connection.execute_wrapper(watch):
         TASK.enqueue(0)
         transaction.set_rollback(True)
-    [statement] = (text for text in sent if "SAVEPOINT" not in text)
-    return statement
+    return ";\n".join(" ".join(text.split()) for text in sent if "SAVEPOINT" not in text)
 
 
 def _in_transactions(count: int, per_second: float, first: int) -> None:
