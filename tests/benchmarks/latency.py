@@ -13,6 +13,7 @@ from functools import partial
 from .bench import Case, Figures, Options, Stage, percentile
 from .systems import Ours, System
 
+LONGEST_MS, CLIENTS = 100, 30  # twice as many as are busy at once, on the average
 WARM_UP = 20  # jobs that are not counted
 SHAPES = {  # jobs, when quick, a second
     "idle-worker": (300, 60, 20),
@@ -39,7 +40,8 @@ def _latency(system: System, name: str, jobs: int, per_second: int) -> Figures:
         stage.drive("paced", WARM_UP, 20, 0)
         stage.wait_for(WARM_UP, workers)
         stage.wait_until_none_waits()
-        stage.drive(words[name], jobs, per_second, WARM_UP)
+        more_words = (LONGEST_MS, CLIENTS) if name == "loaded" else ()
+        stage.drive(words[name], jobs, per_second, WARM_UP, *more_words)
         stage.wait_for(WARM_UP + jobs + more, workers)
         stage.wait_until_none_waits()
     stage.check(WARM_UP + jobs + more)

@@ -68,6 +68,8 @@ GOALS = (
     Goal("drain", ("sync-1", "python_us_per_job"), None, "≤", 15),
     Goal("horizon", ("pinned", "last_over_first"), None, "≥", 0.95),
     Goal("horizon", ("pinned", "claim_p99_last_ms"), (OURS, "pinned", "claim_p99_first_ms"), "≤", 1.5),
+    Goal("horizon", ("soak", "per_s"), None, "≥", 790),
+    Goal("horizon", ("soak", "backlog_p99"), None, "≤", 80),  # a tenth of a second's
     Goal("backlog", ("full", "over_empty"), None, "≤", 1.3),
     Goal("latency", ("idle-worker", "p50_ms"), None, "≤", 1.0),
     Goal("latency", ("idle-worker", "p99_ms"), None, "≤", 4.0),

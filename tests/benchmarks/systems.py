@@ -20,6 +20,11 @@ from .processes import Driver
 from .server import Databases
 
 DRIVERS = Path(__file__).parent / "drivers"
+# Of the same versions as this project has. Django 5.2 needs the backport of Tasks.
+WITH_DJANGO = (
+    *(f"django=={version('django')}", f"psycopg[binary]=={version('psycopg')}"),
+    *(("django-tasks>=0.12",) if version("django") < "6" else ()),
+)
 
 
 @dataclass(frozen=True)
@@ -144,7 +149,7 @@ class DjangoTasksDb(_OnDjango):
     jobs = 2_000
     bulk_jobs = 10_000
     pinned_jobs = 6_000
-    packages = ("django-tasks-db==0.13.*", f"django=={version('django')}", f"psycopg[binary]=={version('psycopg')}")
+    packages = ("django-tasks-db==0.13.*", *WITH_DJANGO)
     variants = {
         "sync-1": Variant(1, {"flags": ["--no-startup-delay", "--interval", "0.1"]}),
         "sync-2": Variant(2, {"flags": ["--no-startup-delay", "--interval", "0.1"]}),
@@ -163,7 +168,7 @@ class DjangoOx(_OnDjango):
     jobs = 5_000
     single_jobs = 2_000
     bulk_jobs = 20_000
-    packages = ("django-ox==1.9.*", f"django=={version('django')}", f"psycopg[binary]=={version('psycopg')}")
+    packages = ("django-ox==1.9.*", *WITH_DJANGO)
     variants = {
         "sync-1": Variant(1, {"flags": ["--concurrency", "4", "--interval", "0.1"]}),
         "sync-2": Variant(2, {"flags": ["--concurrency", "4", "--interval", "0.1"]}),
@@ -181,7 +186,7 @@ class DjangoQ2(_OnDjango):
     jobs = 4_000
     single_jobs = 2_000
     bulk_jobs = 5_000
-    packages = ("django-q2==1.11.*", f"django=={version('django')}", f"psycopg[binary]=={version('psycopg')}", "psutil")
+    packages = ("django-q2==1.11.*", *WITH_DJANGO, "psutil")
     module = "django_q2"
     variants = {"sync-1": Variant(1, {"bulk": 50}), "sync-2": Variant(1, {"bulk": 50, "workers": 2})}
     waiting_sql = "SELECT count(*) FROM django_q_ormq"

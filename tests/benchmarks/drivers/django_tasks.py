@@ -17,7 +17,6 @@ from ..project import tasks  # noqa: E402
 from ..record import record  # noqa: E402
 from .common import Measured, answer, enqueue  # noqa: E402
 
-LONGEST_SECONDS = 0.1  # that a transaction lasts
 TASK = tasks.BY_SHAPE[os.environ.get("BENCH_SHAPE") or "plain"]
 
 
@@ -30,8 +29,8 @@ def main(words: list[str]) -> None:
             _call(int(count))
         case ["statement"]:
             answer(statement=_statement_of_enqueue())
-        case ["transactions", count, per_second, first]:
-            _in_transactions(int(count), float(per_second), int(first))
+        case ["transactions", count, per_second, first, longest_ms, clients]:
+            _in_transactions(int(count), float(per_second), int(first), float(longest_ms) / 1_000, int(clients))
         case ["beside-a-long-one", count, per_second, first]:
             _beside_a_long_one(count, per_second, first)
         case ["claims", count, *limits]:
@@ -76,11 +75,11 @@ def _statement_of_enqueue() -> str:
     return ";\n".join(" ".join(text.split()) for text in sent if "SAVEPOINT" not in text)
 
 
-def _in_transactions(count: int, per_second: float, first: int) -> None:
-    """At a steady rate by many clients, each transaction open for 0 to 100 ms after it has enqueued."""
+def _in_transactions(count: int, per_second: float, first: int, longest: float, clients: int) -> None:
+    """At a steady rate by many *clients*, each transaction open for up to *longest* seconds after it has enqueued."""
     measured = Measured()
     choose = random.Random(1)
-    waits = [choose.uniform(0, LONGEST_SECONDS) for _ in range(count)]
+    waits = [choose.uniform(0, longest) for _ in range(count)]
     places = iter(range(count))
     choosing = threading.Lock()
     began = time.monotonic() + 1  # when all are connected
@@ -95,14 +94,15 @@ def _in_transactions(count: int, per_second: float, first: int) -> None:
             time.sleep(max(began + place / per_second - time.monotonic(), 0))
             with transaction.atomic():
                 TASK.enqueue(first + place)
-                time.sleep(waits[place])
+                if longest:
+                    time.sleep(waits[place])
             record(first + place)
         connection.close()
 
-    clients = [threading.Thread(target=client) for _ in range(int(per_second * LONGEST_SECONDS))]
-    for thread in clients:
+    threads = [threading.Thread(target=client) for _ in range(clients)]
+    for thread in threads:
         thread.start()
-    for thread in clients:
+    for thread in threads:
         thread.join()
     measured.answer()
 
