@@ -33,7 +33,7 @@ def server(transactional_db):
 
 def databases_of_benchmarks():
     with connection.cursor() as cursor:
-        cursor.execute("SELECT datname FROM pg_database WHERE datname LIKE 'bench_%'")
+        cursor.execute("SELECT datname FROM pg_database WHERE datname LIKE 'pgqueue_bench_%'")
         return cursor.fetchall()
 
 

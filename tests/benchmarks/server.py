@@ -101,7 +101,7 @@ class Databases:
 
     def fresh(self, label: str, install: Callable[[str], None]) -> str:
         """Return the name of a new database with what *install* puts into one; *label* names that."""
-        name = f"bench_{label}".replace("-", "_")
+        name = f"pgqueue_bench_{label}".replace("-", "_")
         template = f"{name}_template"
         if template not in self._templates:
             self._create(template)

@@ -130,7 +130,11 @@ class Ours(_OnDjango):
         "sync-1-results": Variant(1, {"flags": ["--concurrency", "1"]}, "result"),
         "sync-1-signals": Variant(1, {"flags": ["--concurrency", "1"], "logging": "default"}),
     }
-    waiting_sql = "SELECT count(*) FROM django_pgqueue_job WHERE status IN ('pending', 'running')"
+    # Each by the index that it has.
+    waiting_sql = """
+    SELECT (SELECT count(*) FROM django_pgqueue_job WHERE status = 'pending')
+         + (SELECT count(*) FROM django_pgqueue_job WHERE status = 'running')
+    """
     done_sql = "SELECT count(*) FROM django_pgqueue_job WHERE status = 'done' AND attempts = 1"
     claim_mark = "set status = 'running'"
 
