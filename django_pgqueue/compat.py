@@ -53,6 +53,7 @@ __all__ = [
     "TaskResultMismatch",
     "TaskResultStatus",
     "is_heard",
+    "is_received",
     "load_framework",
     "task_backends",
     "task_enqueued",
@@ -61,12 +62,15 @@ __all__ = [
 ]
 
 
-def is_heard(signal: Signal, level: int) -> bool:
-    """Whether *signal* has any effect: someone receives it beside the framework, whose receiver logs it at *level*."""
+def is_received(signal: Signal) -> bool:
+    """Whether *signal* has receivers beside the framework's own, which logs it."""
     receivers = signal.receivers
-    if len(receivers) == 1 and receivers[0][0][0] in _OWN_RECEIVERS:
-        return _SIGNALS.logger.isEnabledFor(level)
-    return bool(receivers)
+    return bool(receivers) and not (len(receivers) == 1 and receivers[0][0][0] in _OWN_RECEIVERS)
+
+
+def is_heard(signal: Signal, level: int) -> bool:
+    """Whether *signal* has any effect: it is received, or the framework logs it at *level*."""
+    return is_received(signal) or (bool(signal.receivers) and _SIGNALS.logger.isEnabledFor(level))
 
 
 def load_framework() -> None:

@@ -46,6 +46,11 @@ def find(task_path: str) -> Task:
     return candidate
 
 
+def known(task_path: str) -> Task | None:
+    """Return the task at *task_path* if it was found before."""
+    return _found.get(task_path)
+
+
 def check_reachable(task: Task) -> None:
     """Raise ``InvalidTask`` unless workers will find this very *task* under its path."""
     known = _found.get(task.module_path)

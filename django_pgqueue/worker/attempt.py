@@ -58,6 +58,14 @@ class Surroundings:
         """Call *task* in this thread; an async one in an event loop of its own."""
         return task.call(*args, **kwargs)
 
+    async def call_async(self, task: Task, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Call *task*, which is async, in the event loop that runs."""
+        return await task.func(*args, **kwargs)
+
+    async def in_thread(self, function: Callable[[], Any]) -> Any:
+        """Return what *function* returns: what may block, as a backoff that asks the database."""
+        return function()
+
     def atomically(self, perform: Callable[[], Succeeded]) -> Succeeded:
         """Run an atomic task by *perform* in one transaction; here the caller sees to that."""
         return perform()
@@ -169,6 +177,25 @@ def run(
         return begun.ended(perform())
     except BaseException as error:  # SystemExit, too, is only the end of this attempt
         return begun.failed(error, surroundings.reason(), backoff)
+
+
+async def run_async(
+    job: ClaimedJob,
+    backoff: Backoff | None,
+    earlier: Sequence[EarlierAttempt],
+    surroundings: Surroundings,
+) -> Attempted:
+    """Run *job*, whose task is async and was found before, as `run` does, in the event loop that calls this."""
+    begun = begin(job, earlier)
+    if isinstance(begun, Attempted):
+        return begun
+    try:
+        value = await surroundings.call_async(begun.task, begun.arguments(surroundings), begun.kwargs)
+        return begun.ended(begun.succeeded(value))
+    except BaseException as error:
+        # The exception is not the thread's, and neither are its frames.
+        failed = partial(begun.failed, error, surroundings.reason(), backoff)
+    return await surroundings.in_thread(failed)
 
 
 def begin(job: ClaimedJob, earlier: Sequence[EarlierAttempt]) -> Begun | Attempted:

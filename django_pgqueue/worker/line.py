@@ -12,7 +12,7 @@ then looks who sleeps; and one that was called says so before it looks for jobs.
 
 import threading
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 from .held import HeldJob
@@ -51,6 +51,30 @@ class Line:
                 self._call()
             return job
 
+    def take_if(self, fits: Callable[[HeldJob], bool]) -> HeldJob | None:
+        """Return the next job if there is one and it *fits*. For a slot that is awake."""
+        try:
+            job = self._jobs.popleft()
+        except IndexError:
+            return None
+        if job is None or not fits(job):
+            self._jobs.appendleft(job)
+            return None
+        if self._jobs and self._asleep and not self._has_called:
+            self._call()
+        return job
+
+    def rest(self, bell: threading.Lock) -> None:
+        """Let the slot that waits for its *bell* be called again."""
+        self._asleep.append(bell)
+        if self._jobs:
+            self._call()
+
+    def wait(self, bell: threading.Lock) -> None:
+        """Return when the slot that has this *bell* is called, after someone has let it `rest`."""
+        bell.acquire()
+        self._has_called = False
+
     def take_back(self) -> list[HeldJob]:
         """Return the jobs that no slot has taken."""
         jobs: list[HeldJob] = []
@@ -80,5 +104,4 @@ class Line:
                 pass  # it was called in between
             else:
                 return
-        bell.acquire()
-        self._has_called = False
+        self.wait(bell)

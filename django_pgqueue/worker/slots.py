@@ -4,6 +4,10 @@ The places where jobs run: one thread each, and one event loop that all async ta
 A slot takes a job from the `Line`, marks it started, runs one attempt, leaves the thread's connections as a new task
 expects them, and puts the outcome where the control loop finds it. A thread whose task was interrupted is
 not trusted any more: another takes its place.
+
+An async task needs no thread. Its slot's thread hands it to the event loop and sleeps, and the loop runs one async
+job after the other in that slot, until none is next in line: then the slot may be called again. So there are
+never more jobs than slots, and short ones follow each other without a change of threads.
 """
 
 import asyncio
@@ -18,24 +22,22 @@ from functools import lru_cache, partial
 from inspect import iscoroutinefunction
 from typing import Any
 
-from asgiref.sync import ThreadSensitiveContext, sync_to_async
-
+from .. import registry
 from ..backoff import Backoff
-from ..compat import Task
+from ..compat import Task, is_received, task_started
 from ..exceptions import Interruption
 from ..outcomes import Failed, Released, Succeeded
 from . import attempt
 from .atomic import atomically
 from .attempt import Attempted
 from .cleaning import begin_fresh, leave_clean
+from .event_loop import EventLoop, call_apart
 from .held import HeldJob
 from .holdings import Holdings
 from .interruption import AsyncCode, SyncCode
 from .line import Line, new_bell
 
 logger = logging.getLogger("django_pgqueue")
-
-STOP_SECONDS = 1.0  # for the event loop to end
 
 
 @dataclass(slots=True)
@@ -53,10 +55,13 @@ class Slots:
     on_finish: Callable[[], None]
     on_limit: Callable[[], object] = bool  # called when a task with a deadline begins
     finished: deque[HeldJob] = field(default_factory=deque)
-    async_tasks: "AsyncTasks" = field(default_factory=lambda: AsyncTasks())
     _running: dict[int, HeldJob] = field(default_factory=dict)
     _line: Line = field(default_factory=Line)
     _threads: dict[int, threading.Thread] = field(default_factory=dict)
+    event_loop: EventLoop = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.event_loop = EventLoop(helpers=self.count)
 
     def start(self) -> None:
         for number in range(1, self.count + 1):
@@ -82,7 +87,7 @@ class Slots:
             while thread.is_alive():
                 thread.join()
                 thread = self._threads[number]  # one that was interrupted has a successor
-        self.async_tasks.stop()
+        self.event_loop.stop()
 
     def _start(self, number: int) -> None:
         # Daemons: a task that outlasts the grace period must not keep the process.
@@ -94,18 +99,43 @@ class Slots:
         bell = new_bell()
         is_sound = True
         while is_sound and (job := self._line.take(bell)) is not None:
-            self.holdings.start(job.place)
-            self._running[number] = job
+            self._begin(number, job)
+            if _suits_the_loop(job):
+                self.event_loop.start(self._work_async(number, bell, job))
+                del job
+                self._line.wait(bell)
+                continue
             job.attempted = self._attempt(job)
-            del self._running[number]
-            # The task has ended in time, however long it takes to settle it: the database may be away.
-            job.deadline = float("inf")
-            self.holdings.finish(job.place)
+            self._end(number, job)
             if _was_interrupted(job):
                 is_sound = not self._replace(number)
-            self.finished.append(job)
+            self._hand_back(job)
             del job  # nobody knows how long the next is waited for
-            self.on_finish()
+
+    async def _work_async(self, number: int, bell: threading.Lock, job: HeldJob) -> None:
+        """In the event loop, which has the slot until there is no job for it."""
+        job.attempted = await self._attempt_async(job)
+        self._end(number, job)
+        self._hand_back(job)
+        if (following := self._line.take_if(_suits_the_loop)) is None:
+            self._line.rest(bell)
+        else:
+            self._begin(number, following)
+            self.event_loop.go_on_with(self._work_async(number, bell, following))
+
+    def _begin(self, number: int, job: HeldJob) -> None:
+        self.holdings.start(job.place)
+        self._running[number] = job
+
+    def _end(self, number: int, job: HeldJob) -> None:
+        del self._running[number]
+        # The task has ended in time, however long it takes to settle it: the database may be away.
+        job.deadline = float("inf")
+        self.holdings.finish(job.place)
+
+    def _hand_back(self, job: HeldJob) -> None:
+        self.finished.append(job)
+        self.on_finish()
 
     def _replace(self, number: int) -> bool:
         """Whether another thread could be started in the place of this one."""
@@ -125,11 +155,18 @@ class Slots:
             # A copy, so that a language, a time zone or any other context of the task ends with it.
             return copy_context().run(attempt.run, job.job, self.backoff, job.earlier, _InSlot(self, job))
         except BaseException as error:  # a thread begins here: it must outlive whatever this was
-            logger.exception("A slot failed around job %s.", job.job.id)
-            return Attempted(job.job, Failed(job.claim, attempt.ErrorRecord.of(error)), None, error, 0.0)
+            return _broken(job, error)
         finally:
             is_sound = not _was_interrupted(job)
             leave_clean(may_keep=is_sound, may_use=is_sound)
+
+    async def _attempt_async(self, job: HeldJob) -> Attempted:
+        if job.is_lost:
+            return Attempted(job.job, Released(job.claim), None, None, 0.0)
+        try:
+            return await attempt.run_async(job.job, self.backoff, job.earlier, _InSlot(self, job))
+        except BaseException as error:
+            return _broken(job, error)
 
 
 class _InSlot(attempt.Surroundings):
@@ -143,15 +180,20 @@ class _InSlot(attempt.Surroundings):
         self._job = job
 
     def call(self, task: Task, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        job, tasks = self._job, self._slots.async_tasks
-        job.takes_context = task.takes_context
-        job.code = code = AsyncCode(tasks.loop()) if _is_async(task.func) else SyncCode()
-        if (timeout := getattr(task, "timeout", None)) is not None:
-            self._limit(timeout)
-        if isinstance(code, AsyncCode):
-            return tasks.run(code, task, args, kwargs)
+        if _is_async(task.func):
+            return self._slots.event_loop.run(self.call_async(task, args, kwargs))
+        code = SyncCode()
+        self._enter(code, task)
         # The function itself, not through the task: no frame of ours is entered once it has returned.
         return code.run(partial(task.func, *args, **kwargs))
+
+    async def call_async(self, task: Task, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        code = AsyncCode(asyncio.get_running_loop())
+        self._enter(code, task)
+        return await call_apart(code, task.func, args, kwargs)
+
+    async def in_thread(self, function: Callable[[], Any]) -> Any:
+        return await self._slots.event_loop.in_thread(function)
 
     def atomically(self, perform: Callable[[], Succeeded]) -> Succeeded:
         def note() -> None:
@@ -167,65 +209,31 @@ class _InSlot(attempt.Surroundings):
     def reason(self) -> type[Interruption] | None:
         return None if self._job.code is None else self._job.code.reason
 
-    def _limit(self, seconds: float) -> None:
-        self._job.deadline = time.monotonic() + seconds
-        self._slots.holdings.limit(self._job.place, self._job.deadline)
-        self._slots.on_limit()
+    def _enter(self, code: SyncCode | AsyncCode, task: Task) -> None:
+        """The task is about to be called, as *code*: from now on it can be interrupted."""
+        job = self._job
+        job.takes_context = task.takes_context
+        job.code = code
+        if (timeout := getattr(task, "timeout", None)) is not None:
+            job.deadline = time.monotonic() + timeout
+            self._slots.holdings.limit(job.place, job.deadline)
+            self._slots.on_limit()
 
 
 _is_async = lru_cache(maxsize=4096)(iscoroutinefunction)
 
 
+def _suits_the_loop(job: HeldJob) -> bool:
+    """Whether the event loop can take *job* as it is: it must not import a module, nor call a receiver."""
+    task = registry.known(job.job.task_path)
+    return task is not None and _is_async(task.func) and not is_received(task_started)
+
+
+def _broken(job: HeldJob, error: BaseException) -> Attempted:
+    logger.exception("A slot failed around job %s.", job.job.id)
+    return Attempted(job.job, Failed(job.claim, attempt.ErrorRecord.of(error)), None, error, 0.0)
+
+
 def _was_interrupted(job: HeldJob) -> bool:
     """Whether an exception was raised in the slot's thread from outside; an async task is only cancelled."""
     return isinstance(job.code, SyncCode) and job.code.reason is not None
-
-
-class AsyncTasks:
-    """One event loop in a thread of its own, started by the first async task."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
-        self._stopping = False
-
-    def run(self, code: AsyncCode, task: Task, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Run *task* in the loop while the calling slot waits; raises what it raises."""
-        return asyncio.run_coroutine_threadsafe(self._run(code, task, args, kwargs), self.loop()).result()
-
-    def stop(self) -> None:
-        """End the loop, if it ends soon: something that a task has left behind may block it."""
-        if self._loop is not None and self._thread is not None:
-            self._stopping = True
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join(STOP_SECONDS)
-            if not self._thread.is_alive():
-                self._loop.close()
-
-    async def _run(self, code: AsyncCode, task: Task, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        # Of its own, so that each task's synchronous parts have a thread and connections of their own.
-        async with ThreadSensitiveContext():
-            try:
-                return await code.run(task.acall(*args, **kwargs))
-            finally:
-                await sync_to_async(leave_clean, thread_sensitive=True)(may_keep=False)
-
-    def loop(self) -> asyncio.AbstractEventLoop:
-        """Return the loop, running."""
-        with self._lock:
-            if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                self._thread = threading.Thread(
-                    target=self._work, args=(self._loop,), name="pgqueue-async", daemon=True
-                )
-                self._thread.start()
-            return self._loop
-
-    def _work(self, loop: asyncio.AbstractEventLoop) -> None:
-        while not self._stopping:
-            try:
-                loop.run_forever()
-            except BaseException:
-                # A SystemExit ends its task and leaves the loop, which has others to run.
-                logger.debug("An async task has left the event loop; going on.", exc_info=True)
