@@ -1,14 +1,17 @@
 """
 notify: what waking workers costs eight clients that commit enqueues as fast as they can.
 
-pgbench sends the very statement that `enqueue` sends (`enqueue`), and an INSERT of the same row that wakes nobody
-(`plain`), while a worker is there whose slots are all taken. `over_plain` in the first is the ratio of the medians.
+pgbench sends the very statement that `enqueue` sends (`enqueue`; `always` with ``NOTIFY: "always"``), and an INSERT of
+the same row that wakes nobody (`plain`), while a worker is there whose slots are all taken. `over_plain` is the ratio
+of the medians.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
+
+from django_pgqueue.conf import problems
 
 from .bench import BenchmarkError, Case, Figures, Options, Stage
 from .systems import Ours, System, Variant
@@ -38,20 +41,26 @@ def cases(options: Options) -> list[Case]:
     seconds = QUICK_SECONDS if options.quick else SECONDS
     return [
         Case(ours.name, name, partial(_commits, options, ours, name, seconds))
-        for name in ("enqueue", "plain")
+        for name in _names()
         if options.wants(name)
     ]
 
 
+def _names() -> list[str]:
+    has_choice = not problems({"NOTIFY": "always"})
+    return ["enqueue", *(["always"] if has_choice else []), "plain"]
+
+
 def add_ratio(results: list[dict[str, Any]]) -> None:
     found = {result["variant"]: result for result in results if "commits_per_s" in result}
-    if {"enqueue", "plain"} <= found.keys():
-        ratio = found["enqueue"]["commits_per_s"] / found["plain"]["commits_per_s"]
-        found["enqueue"]["over_plain"] = round(ratio, 3)
+    if plain := found.pop("plain", None):
+        for result in found.values():
+            result["over_plain"] = round(result["commits_per_s"] / plain["commits_per_s"], 3)
 
 
 def _commits(options: Options, system: System, name: str, seconds: int) -> Figures:
-    stage = Stage(system, Variant(1, {"flags": ["--concurrency", str(SLOTS)]}, "held"))
+    backend = {"NOTIFY": "always"} if name == "always" else {}
+    stage = Stage(system, Variant(1, {"flags": ["--concurrency", str(SLOTS)], "backend": backend}, "held"))
     statement = " ".join(PLAIN_SQL.split()) if name == "plain" else stage.drive("statement")["statement"]
     script = stage.folder / "statement.sql"
     script.write_text(statement + ";\n")

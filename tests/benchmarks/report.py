@@ -1,11 +1,13 @@
 """Tables and plots, as Markdown and SVG, from the files that ``--json`` has written."""
 
 import json
-from collections.abc import Iterable, Sequence
+import os
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from . import plots
+from .environments import ROOT
 
 Result = dict[str, Any]
 
@@ -91,15 +93,23 @@ GOALS = (
 def report(files: Sequence[Path], svg: Path | None = None) -> str:
     """Return the tables of all *files*, what they show of the goals, and the machines; put plots into *svg*."""
     runs = [json.loads(path.read_text()) for path in files]
-    parts = [f"### {run['benchmark']}\n\n{_table(run['results'])}" for run in runs]
+    parts = []
+    for run in runs:
+        parts.append(f"### {run['benchmark']}\n\n{_table(run['results'])}")
+        if svg:
+            parts += _draw(svg, _plots(run["benchmark"], run["results"]))
     parts.append(f"### Goals\n\n{_goals(runs)}")
     parts.append(f"### The machine\n\n{_machines(runs)}")
-    if svg:
-        svg.mkdir(parents=True, exist_ok=True)
-        for run in runs:
-            for name, drawing in _plots(run["benchmark"], run["results"]):
-                (svg / f"{name}.svg").write_text(drawing)
     return "\n\n".join(parts)
+
+
+def _draw(svg: Path, plots: Iterable[tuple[str, str]]) -> Iterator[str]:
+    """Put *plots* into the folder *svg*, and yield links to them from docs/."""
+    svg.mkdir(parents=True, exist_ok=True)
+    for name, drawing in plots:
+        path = svg / f"{name}.svg"
+        path.write_text(drawing)
+        yield f"![{name}]({os.path.relpath(path, ROOT / 'docs')})"
 
 
 def _table(results: Sequence[Result]) -> str:

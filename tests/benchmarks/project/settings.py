@@ -28,7 +28,10 @@ USE_TZ = True
 if SYSTEM == "django_pgqueue":
     INSTALLED_APPS += ["django_pgqueue"]
     TASKS = {
-        "default": {"BACKEND": "django_pgqueue.PgQueueBackend", "OPTIONS": {"RETENTION_SECONDS": None}},
+        "default": {
+            "BACKEND": "django_pgqueue.PgQueueBackend",
+            "OPTIONS": {"RETENTION_SECONDS": None, **OPTIONS.get("backend", {})},
+        }
     }
 elif SYSTEM == "django-tasks-db":
     INSTALLED_APPS += ["django_tasks_db"]
