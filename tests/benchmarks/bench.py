@@ -22,6 +22,8 @@ from .record import Records
 from .server import Databases, Pgbench
 from .systems import System, Variant
 
+SCRIPTS = Path(__file__).parent / "pgbench"
+
 Figures = dict[str, float | list[float]]  # lists are for plots
 
 
@@ -49,6 +51,23 @@ class Options:
     def pgbench_on(self, database: str) -> Pgbench:
         assert self.pgbench is not None
         return Pgbench(self.pgbench, self.databases, database)
+
+    def reference_database(self, jobs: int = 0) -> str:
+        """Return the name of a fresh database for pgbench, with so many pending *jobs*."""
+        databases = self.databases
+        database = databases.fresh("pgbench", lambda name: databases.value(name, (SCRIPTS / "schema.sql").read_text()))
+        with databases.connect(database) as connection:
+            connection.execute(
+                "INSERT INTO job (args) SELECT jsonb_build_array(n) FROM generate_series(1, %s) n", [jobs]
+            )
+            connection.execute("ANALYZE")
+            connection.execute("CHECKPOINT")
+        return database
+
+    def check_reference(self, database: str, jobs: int) -> None:
+        done = self.databases.value(database, "SELECT count(*) FROM job WHERE status = 'done' AND attempts = 1")
+        if done != jobs:
+            raise BenchmarkError(f"{done} of {jobs} jobs are done.")
 
 
 @dataclass(frozen=True)

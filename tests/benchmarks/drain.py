@@ -8,13 +8,11 @@ included. `python_us_per_job`, for this project, is that of the children alone, 
 
 import time
 from functools import partial
-from pathlib import Path
 
-from .bench import BenchmarkError, Case, Figures, Options, Stage
+from .bench import SCRIPTS, Case, Figures, Options, Stage
 from .processes import cpu_seconds
 from .systems import Ours, System, Variant
 
-SCRIPTS = Path(__file__).parent / "pgbench"
 BATCH = 200  # jobs of a transaction of the reference
 CALLS = 100_000  # of the function alone
 QUICK = 5  # a fifth of the jobs
@@ -66,16 +64,7 @@ def _drain(system: System, variant: Variant, jobs: int) -> Figures:
 
 def _reference(options: Options, clients: int, jobs: int) -> Figures:
     """What PostgreSQL does when nothing but its own client asks: claim 200, settle 200."""
-    databases = options.databases
-    database = databases.fresh("pgbench", lambda name: databases.value(name, (SCRIPTS / "schema.sql").read_text()))
-    databases.value(
-        database, "INSERT INTO job (args) SELECT jsonb_build_array(n) FROM generate_series(1, %s) n", [jobs]
-    )
-    with databases.connect(database) as connection:
-        connection.execute("ANALYZE")
-        connection.execute("CHECKPOINT")
+    database = options.reference_database(jobs)
     rate, _ = options.pgbench_on(database).run(SCRIPTS / "batch.sql", clients, "-t", str(jobs // BATCH // clients))
-    done = databases.value(database, "SELECT count(*) FROM job WHERE status = 'done' AND attempts = 1")
-    if done != jobs:
-        raise BenchmarkError(f"{done} of {jobs} jobs are done.")
+    options.check_reference(database, jobs)
     return {"jobs_per_s": rate * BATCH, "jobs": jobs}

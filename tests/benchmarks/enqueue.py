@@ -5,12 +5,10 @@ enqueue: how many jobs one client enqueues a second, one per transaction (`singl
 """
 
 from functools import partial
-from pathlib import Path
 
-from .bench import BenchmarkError, Case, Figures, Options, Stage
+from .bench import SCRIPTS, BenchmarkError, Case, Figures, Options, Stage
 from .systems import System
 
-SCRIPTS = Path(__file__).parent / "pgbench"
 ROWS = 1_000  # of a statement of insert_many.sql
 QUICK = 5  # a fifth of the jobs
 
@@ -43,11 +41,10 @@ def _enqueue(system: System, word: str, jobs: int) -> Figures:
 
 
 def _insert(options: Options, word: str, jobs: int) -> Figures:
-    databases = options.databases
-    database = databases.fresh("pgbench", lambda name: databases.value(name, (SCRIPTS / "schema.sql").read_text()))
+    database = options.reference_database()
     script, rows = ("insert.sql", 1) if word == "single" else ("insert_many.sql", ROWS)
     times = max(jobs // rows, 1)
     rate, _ = options.pgbench_on(database).run(SCRIPTS / script, 1, "-t", str(times))
-    if (found := databases.value(database, "SELECT count(*) FROM job")) != times * rows:
+    if (found := options.databases.value(database, "SELECT count(*) FROM job")) != times * rows:
         raise BenchmarkError(f"{found} rows are there, and {times * rows} were inserted.")
     return {"per_s": rate * rows}

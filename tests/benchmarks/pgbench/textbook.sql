@@ -1,0 +1,2 @@
+WITH picked AS MATERIALIZED (SELECT id FROM job WHERE status = 'pending' AND queue_name = 'default' AND priority = 0 AND available_at <= now() ORDER BY available_at, id LIMIT 50 FOR UPDATE SKIP LOCKED), claimed AS (UPDATE job SET status = 'running', attempts = attempts + 1, claimed_at = now(), claimed_by = 'pgbench' FROM picked WHERE job.id = picked.id RETURNING job.id, job.task_path, job.args) SELECT array_agg(id)::text AS ids, array_agg(args)::text AS args FROM claimed \gset
+UPDATE job SET status = 'done', finished_at = now() WHERE id = ANY(:ids::bigint[]);
