@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "example_project")]  # for embedded_pg
@@ -24,20 +25,23 @@ from .server import Databases, find_pgbench, find_programs, private_server  # no
 from .systems import PEERS, Ours, System  # noqa: E402
 
 
-def _nothing(programs: Path | None) -> dict[str, str]:
-    return {}
+class Benchmark(NamedTuple):
+    """What it measures, the settings of the server that it needs, and what it makes of all results together."""
+
+    cases: Callable[[Options], Sequence[Case]]
+    settings: Callable[[Path | None], dict[str, str]] = lambda programs: {}
+    add_ratios: Callable[[list[dict[str, Any]]], None] = lambda results: None
 
 
-# What each measures, and settings of the server that it needs.
-BENCHMARKS: dict[str, tuple[Callable[[Options], Sequence[Case]], Callable[[Path | None], dict[str, str]]]] = {
-    "drain": (drain.cases, _nothing),
-    "enqueue": (enqueue.cases, _nothing),
-    "latency": (latency.cases, _nothing),
-    "horizon": (horizon.cases, horizon.settings),
-    "backlog": (backlog.cases, _nothing),
-    "idle": (idle.cases, idle.settings),
-    "notify": (notify.cases, _nothing),
-    "mixed": (mixed.cases, _nothing),
+BENCHMARKS = {
+    "drain": Benchmark(drain.cases),
+    "enqueue": Benchmark(enqueue.cases),
+    "latency": Benchmark(latency.cases),
+    "horizon": Benchmark(horizon.cases, horizon.settings),
+    "backlog": Benchmark(backlog.cases, add_ratios=backlog.add_ratios),
+    "idle": Benchmark(idle.cases, idle.settings),
+    "notify": Benchmark(notify.cases, add_ratios=notify.add_ratios),
+    "mixed": Benchmark(mixed.cases),
 }
 
 
@@ -46,9 +50,9 @@ def main(words: Sequence[str] | None = None) -> int:
     if arguments.benchmark == "report":
         print(report(arguments.files, arguments.svg))
         return 0
-    cases, settings = BENCHMARKS[arguments.benchmark]
+    benchmark = BENCHMARKS[arguments.benchmark]
     began = time.monotonic()
-    with _databases(arguments, settings(arguments.postgres)) as databases:
+    with _databases(arguments, benchmark.settings(arguments.postgres)) as databases:
         options = Options(
             systems=[kind(databases) for kind in (Ours, *(PEERS[name] for name in arguments.peers))],
             databases=databases,
@@ -64,10 +68,8 @@ def main(words: Sequence[str] | None = None) -> int:
             print("pgbench is not on this machine: its reference is left out.", file=sys.stderr)
         options.systems = [system for system in options.systems if _is_ready(system)]
         machine = describe(databases)
-        results = measure(cases(options), options.runs)
-    for module in (backlog, notify):
-        if arguments.benchmark == module.__name__.rpartition(".")[2]:
-            module.add_ratio(results)
+        results = measure(benchmark.cases(options), options.runs)
+    benchmark.add_ratios(results)
     print(f"It took {time.monotonic() - began:.0f} s.", file=sys.stderr)
     text = json.dumps({"benchmark": arguments.benchmark, "machine": machine, "results": results}, indent=1)
     if arguments.json:
@@ -114,8 +116,8 @@ def _leave(number: int, frame: object) -> None:
 def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks")
     commands = parser.add_subparsers(dest="benchmark", required=True, metavar="BENCHMARK")
-    for name, (cases, _) in BENCHMARKS.items():
-        story = sys.modules[cases.__module__].__doc__ or ""
+    for name, benchmark in BENCHMARKS.items():
+        story = sys.modules[benchmark.cases.__module__].__doc__ or ""
         command = commands.add_parser(name, help=story.strip().splitlines()[0].partition(": ")[2], description=story)
         command.formatter_class = argparse.RawDescriptionHelpFormatter
         _add_flags(command)

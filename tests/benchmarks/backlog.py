@@ -44,7 +44,7 @@ def cases(options: Options) -> list[Case]:
     return [Case(ours.name, name, partial(_claims, ours, filled, name)) for name in SIZES if options.wants(name)]
 
 
-def add_ratio(results: list[dict[str, Any]]) -> None:
+def add_ratios(results: list[dict[str, Any]]) -> None:
     found = {result["variant"]: result for result in results if "error" not in result}
     if {"empty", "full"} <= found.keys():
         names = [f"claim_{limit}_ms" for limit in LIMITS]

@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -43,7 +43,6 @@ class Options:
     variants: Sequence[str] = ()
     quick: bool = False
     minutes: float = 0.0
-    extra: dict[str, Any] = field(default_factory=dict)
 
     def wants(self, variant: str) -> bool:
         return not self.variants or variant in self.variants
@@ -205,9 +204,8 @@ class Stage:
     def check(self, jobs: int) -> None:
         """Raise `BenchmarkError` unless each of *jobs* jobs ran exactly once, and its row says so."""
         numbers = [number for number, _ in self.records.read()]
-        distinct = set(numbers)
-        if len(distinct) < jobs or distinct != set(range(jobs)):
-            raise BenchmarkError(f"{jobs - len(distinct)} of {jobs} jobs were lost.")
+        if lost := set(range(jobs)).difference(numbers):
+            raise BenchmarkError(f"{len(lost)} of {jobs} jobs were lost.")
         if len(numbers) > jobs:
             raise BenchmarkError(f"{jobs} jobs were run {len(numbers)} times.")
         if waiting := self.system.waiting(self.database):

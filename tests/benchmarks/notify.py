@@ -51,7 +51,7 @@ def _names() -> list[str]:
     return ["enqueue", *(["always"] if has_choice else []), "plain"]
 
 
-def add_ratio(results: list[dict[str, Any]]) -> None:
+def add_ratios(results: list[dict[str, Any]]) -> None:
     found = {result["variant"]: result for result in results if "commits_per_s" in result}
     if plain := found.pop("plain", None):
         for result in found.values():
