@@ -238,7 +238,7 @@ def test_once_looks_are_dear_they_reach_back_a_second_and_the_rest_is_looked_at_
     """R33: what is older than the reach is found all the same, a piece at a time."""
     enqueue_jobs(5)
     claim_all(session, claimer, 5)
-    assert claimer._floors._reach == 1.0
+    wait_until(lambda: not claim(session, claimer) and claimer._floors._reach == 1.0, "two dear looks")
     old = enqueue()
     here("UPDATE django_pgqueue_job SET available_at = now() - interval '1 hour' WHERE id = %s", [old])
     claimer._floors._oldest = time.time() - 7200
@@ -250,6 +250,7 @@ def test_once_looks_are_dear_they_reach_back_a_second_and_the_rest_is_looked_at_
 def test_what_is_behind_the_reach_is_looked_at_in_pieces_from_new_to_old(session, claimer, dear, monkeypatch):
     enqueue_jobs(1)
     claim_all(session, claimer, 1)
+    wait_until(lambda: not claim(session, claimer) and claimer._floors._reach == 1.0, "two dear looks")
     monkeypatch.setattr(floors_module, "SHORTEST_BUSY_PAUSE_SECONDS", 0.0)
     monkeypatch.setattr(floors_module, "BUSY_PAUSES", 0)
     claimer._floors._oldest = time.time() - 600
@@ -308,6 +309,7 @@ def test_a_child_that_is_only_asked_looks_behind_the_reach_too(session, claimer,
     """R31, R33: an idle one would never come by there otherwise."""
     enqueue_jobs(5)
     claim_all(session, claimer, 5)
+    wait_until(lambda: not claim(session, claimer) and claimer._floors._reach == 1.0, "two dear looks")
     wait_until(lambda: not claim(session, claimer) and claimer.at > time.monotonic() + 1, "the child to rest")
     old = enqueue()
     here("UPDATE django_pgqueue_job SET available_at = now() - interval '1 hour' WHERE id = %s", [old])

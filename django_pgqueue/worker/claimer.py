@@ -31,6 +31,7 @@ class Claimer:
         self._floors = Floors(config.queues, config.processes)
         self._was_woken = False
         self._was_asked = False
+        self._is_behind_s_turn = False
 
     def wake(self) -> None:
         """Claim next time: there may be a job. From any thread."""
@@ -63,12 +64,17 @@ class Claimer:
     def peek(self, connection: psycopg.Connection) -> bool:
         """Look, in one statement; whether a job may run now."""
         self._was_asked = False
-        self._floors.look(connection)
-        if self._floors.look_behind(connection) or self._floors.any_due():
+        self._is_behind_s_turn = not self._is_behind_s_turn and self._floors.has_behind
+        if self._is_behind_s_turn:
+            has_found = self._floors.look_behind(connection)
+        else:
+            self._floors.look(connection)
+            has_found = self._floors.any_due()
+        if has_found:
             self.at = 0.0
-            return True
-        self._rest()
-        return False
+        else:
+            self._rest()
+        return has_found
 
     def claim(self, connection: psycopg.Connection, owner: str, wanted: int) -> list[claiming.ClaimedJob]:
         """Claim up to *wanted* jobs for *owner*, and decide when to claim next."""

@@ -22,8 +22,8 @@ IDLE_PAUSES = 20  # in times of what the last look took
 BUSY_PAUSES = 100
 SHORTEST_IDLE_PAUSE_SECONDS = 0.004
 SHORTEST_BUSY_PAUSE_SECONDS = 0.1
-CHEAP_SECONDS = 0.002
-DEAR_SECONDS = 0.004
+CHEAP_SECONDS = 0.004
+DEAR_SECONDS = 0.008  # twice in a row: the first time may be anything
 SHORTEST_REACH_SECONDS = 1.0
 REACH_GROWTH = 4.0
 REACH_PATIENCE_SECONDS = 30.0  # after a look that reached too far
@@ -53,6 +53,7 @@ class Floors:
         self._look_behind_at = 0.0
         self._may_reach_further_at = 0.0
         self._reach = INFINITY  # how many seconds before now a look begins
+        self._was_dear = False  # the last look
         self._behind_until: float | None = None  # where the next piece behind ends, by the database's clock
         self._behind_width = SHORTEST_REACH_SECONDS
         self._oldest = INFINITY  # that this child has met, by the database's clock
@@ -126,6 +127,11 @@ class Floors:
         self._look_at = now + self._share * SHORTEST_BUSY_PAUSE_SECONDS
         self._charge(now - began)
 
+    @property
+    def has_behind(self) -> bool:
+        """Whether there is something that looks do not reach, and it is time to look at it."""
+        return self._reach < INFINITY and time.monotonic() >= self._look_behind_at
+
     def look_behind(self, connection: Connection) -> bool:
         """
         Look at the next piece of what the looks do not reach, if there is any and it is time to.
@@ -133,7 +139,7 @@ class Floors:
         Whether a job was found that a claim would not have met.
         """
         began = time.monotonic()
-        if self._reach == INFINITY or began < self._look_behind_at:
+        if not self.has_behind:
             return False
         clock = began + self._clock_offset
         until = clock - self._reach if self._behind_until is None else self._behind_until
@@ -155,7 +161,8 @@ class Floors:
         self._look_at = max(self._look_at, now + self._share * BUSY_PAUSES * took)
 
     def _set_reach(self, took: float, now: float) -> None:
-        if took > DEAR_SECONDS:
+        was_dear, self._was_dear = self._was_dear, took > DEAR_SECONDS
+        if was_dear and self._was_dear:
             self._reach = SHORTEST_REACH_SECONDS if self._reach == INFINITY else self._reach / REACH_GROWTH
             self._reach = max(self._reach, SHORTEST_REACH_SECONDS)
             self._may_reach_further_at = now + REACH_PATIENCE_SECONDS
