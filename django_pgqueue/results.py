@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 # For moments that have no datetime. A day from the end of the calendar, so that every time zone has them.
 EARLIEST, LATEST = datetime(1, 1, 2, tzinfo=UTC), datetime(9999, 12, 30, tzinfo=UTC)
+_CALENDAR = EARLIEST.timestamp(), LATEST.timestamp()
 
 
 def of_new_job(
@@ -160,7 +161,7 @@ def _errors(attempts: Sequence[EarlierAttempt]) -> list[TaskError]:
 
 def _moment(seconds: float) -> datetime:
     """The datetime, as the project uses them, of *seconds* since 1970, or the nearest there is."""
-    if EARLIEST.timestamp() < seconds < LATEST.timestamp():
+    if _CALENDAR[0] < seconds < _CALENDAR[1]:
         moment = datetime.fromtimestamp(seconds, UTC)
     else:  # set by hand: PostgreSQL knows the infinite, and years of six digits
         moment = EARLIEST if seconds < 0 else LATEST

@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import psycopg
+from django.utils.module_loading import import_string
 
 from .. import payload, registry, results
 from ..backoff import Backoff, default_delay, delay_after, seconds
@@ -320,7 +321,9 @@ def _level_of_unknown(task_path: str) -> int:
 
 def _sender(job: ClaimedJob) -> type | None:
     """The class of the job's backend, which may be a subclass of ours; a row may name a backend that is gone."""
-    return type(task_backends[job.backend]) if job.backend in task_backends else None
+    # Not of an instance: Django makes one for each context, and each job has its own.
+    configured = task_backends.settings.get(job.backend)
+    return import_string(configured["BACKEND"]) if configured is not None else None
 
 
 def _ending(begun: Begun, error: BaseException, rule: Backoff | None) -> Retried | Snoozed | Failed:
