@@ -7,6 +7,9 @@ import psycopg
 import pytest
 from django.db import connections
 
+from django_pgqueue.outcomes import Succeeded
+from django_pgqueue.statements import claim as claiming
+from django_pgqueue.statements.settle import settle
 from django_pgqueue.worker import connection as connection_module
 from django_pgqueue.worker.connection import Session, _connect_seconds
 from django_pgqueue.worker.watchdog import Watchdog
@@ -15,6 +18,7 @@ from .helpers import (
     PATIENCE_SECONDS,
     InThread,
     enqueue,
+    enqueue_jobs,
     here,
     row,
     sql,
@@ -147,6 +151,34 @@ class TestBreakingOff:
                 session.break_off(time.monotonic() + 1_000)
 
             assert ask(session, "SELECT pg_backend_pid()") == [(backend,)]
+
+
+class TestPrepared:
+    """R33: what is planned longer than it runs; but arrays of fences must be seen when they are planned."""
+
+    def run_some(self, session):
+        for _ in range(3):
+            with session.round() as connection:
+                bands = claiming.due(claiming.sweep(connection, ["default"]))
+                jobs = claiming.claim(connection, bands, "worker/1", 1, 60)
+                settle(connection, [Succeeded(job.claim) for job in jobs])
+        return {statement for (statement,) in sql(session.connection, "SELECT statement FROM pg_prepared_statements")}
+
+    def test_claims_and_looks_are_prepared_in_a_session_of_the_worker_s_own(self):
+        enqueue_jobs(3)
+
+        with worker_session() as session:
+            prepared = self.run_some(session)
+
+        assert len(prepared) == 2
+        assert all("lease_until" in statement or "RECURSIVE" in statement for statement in prepared)
+
+    def test_nothing_is_prepared_behind_a_pooler(self, monkeypatch):
+        monkeypatch.setattr(connection_module, "is_pooled", lambda connection: True)
+        enqueue_jobs(3)
+
+        with worker_session() as session:
+            assert self.run_some(session) == set()
 
 
 class TestLimits:

@@ -23,6 +23,7 @@ import psycopg
 from django.db import connections
 from psycopg import sql
 
+from ..statements import claim
 from ..statements.database import (
     BEGIN_ROUND_SQL,
     BEGIN_SQL,
@@ -42,7 +43,9 @@ SHORTEST_CONNECT_SECONDS = 2  # of one host, as in libpq
 ADDRESSES_OF_A_HOST = 2  # that a name stands for: each is tried for as long as the host
 ANSWER_FACTOR = 1.5  # how much longer than the server's limit to wait for its answer
 SHORTEST_IDLE_LIMIT_SECONDS = 1.0
-PREPARE_AFTER = 3  # executions of a statement; planning a claim takes longer than the claim of one job
+# Planning these takes longer than finding one job with them. The others must know their values: an array of fences is
+# a hash table if it is there when the statement is planned, and a list to be searched for each row if it is not.
+PREPARED = frozenset({claim.CLAIM_SQL, claim.SWEEP_SQL, claim.SWEEP_QUEUES_SQL})
 
 # What a server says, or nobody, while it cannot be used. Read-only is a standby, or a primary about to become one.
 AWAY = (psycopg.OperationalError, psycopg.errors.ReadOnlySqlTransaction)
@@ -117,8 +120,10 @@ class WatchedConnection(psycopg.Connection):
 
 class _WatchedCursor(psycopg.Cursor):
     def execute(self, *args: Any, **options: Any) -> "_WatchedCursor":
-        assert isinstance(self.connection, WatchedConnection)
-        with self.connection.waiting():
+        connection = self.connection
+        assert isinstance(connection, WatchedConnection)
+        options["prepare"] = connection.is_direct and args[0] in PREPARED
+        with connection.waiting():
             super().execute(*args, **options)
         return self
 
@@ -206,7 +211,7 @@ class Session:
             parameters.pop(django_only, None)
         parameters = {**_DEFAULTS, **parameters, "application_name": self._application_name}
         parameters["connect_timeout"] = _connect_seconds(parameters, self.limit_seconds)
-        parameters["prepare_threshold"] = None
+        parameters.pop("prepare_threshold", None)  # each statement says for itself
         connection = WatchedConnection.connect(**parameters, autocommit=True)
         self._connection = connection  # from here on it can be broken off
         try:
@@ -215,7 +220,6 @@ class Session:
             if not is_pooled(connection):
                 execute(connection, SESSION_SQL)
                 fetch(connection, LIMIT_SQL, _limits(self.limit_seconds, for_the_round=False))
-                connection.prepare_threshold = PREPARE_AFTER
                 connection.is_direct = True
         except psycopg.Error:
             connection.close()
