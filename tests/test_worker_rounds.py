@@ -14,6 +14,7 @@ from django_pgqueue.outcomes import Claim, Succeeded
 from django_pgqueue.statements import claim as claiming
 from django_pgqueue.statements.database import execute
 from django_pgqueue.worker import announcer
+from django_pgqueue.worker import upkeep as upkeep_module
 from django_pgqueue.worker.attempt import Attempted
 from django_pgqueue.worker.child import MORE_JOBS, Child
 from django_pgqueue.worker.connection import Session
@@ -285,6 +286,72 @@ def test_the_end_of_an_outage_is_told_only_when_the_database_has_answered(monkey
 
     assert [record.getMessage()[:26] for record in caplog.records[1:]] == ["The database answers again"]
     upkeep._session.close()
+
+
+@pytest.fixture
+def upkeep():
+    upkeep = Upkeep(worker_config(lease=60.0), "test", children=list)
+    yield upkeep
+    upkeep._session.close()
+
+
+def expire(job_id, seconds_ago):
+    here(
+        "UPDATE django_pgqueue_job SET lease_until = clock_timestamp() - make_interval(secs => %s) WHERE id = %s",
+        [seconds_ago, job_id],
+    )
+
+
+def test_recovery_looks_back_a_lease_before_its_last_look_and_once_a_minute_at_all(upkeep):
+    """R19, R33: dead entries of leases are walked once; what was locked at the last look is met again."""
+    recent, old = enqueue_jobs(2)
+    claim_one(), claim_one()
+    upkeep._recover()
+    assert upkeep._recovered_at == upkeep._recovered_all_at > 0
+
+    expire(recent, 59)
+    expire(old, 3_600)
+    upkeep._recover()
+    assert [row(job_id, "status") for job_id in (recent, old)] == [("pending",), ("running",)]
+
+    upkeep._recovered_all_at -= 61
+    upkeep._recover()
+    assert row(old, "status") == ("pending",)
+
+
+def test_recovery_looks_at_all_leases_after_an_outage(upkeep, monkeypatch):
+    """R19: nobody knows what has happened while nobody could look."""
+    [job_id] = enqueue_jobs(1)
+    claim_one()
+    upkeep._recover()
+    expire(job_id, 3_600)
+    with monkeypatch.context() as patch:
+        patch.setattr(upkeep._session, "_connect", _refuse)
+        patch.setattr(upkeep, "_sleep", lambda seconds: None)
+        upkeep._session.close()
+        upkeep._do(next(duty for duty in upkeep._duties if duty.do == upkeep._recover))
+    upkeep._renew()
+    upkeep._recover()
+    upkeep._back_at -= 100
+
+    upkeep._recover()
+
+    assert row(job_id, "status") == ("pending",)
+
+
+def test_recovery_that_stops_at_its_number_of_rows_goes_on_from_there(upkeep, monkeypatch):
+    """R19: the look is over when nothing is left."""
+    monkeypatch.setattr(upkeep_module, "RECOVERY_ROWS", 2)
+    ids = enqueue_jobs(3)
+    for _ in ids:
+        claim_one()
+    for job_id in ids:
+        expire(job_id, 3_600)
+
+    upkeep._recover()
+    upkeep._recover()
+
+    assert set(Job.objects.values_list("status", flat=True)) == {"pending"}
 
 
 def test_expired_leases_are_not_recovered_before_our_own_were_renewed():
