@@ -3,7 +3,9 @@
 import random
 import time
 from datetime import timedelta
+from types import SimpleNamespace
 
+import psycopg
 import pytest
 from django.utils import timezone
 
@@ -102,13 +104,15 @@ def test_a_claim_that_finds_nothing_leaves_the_floors_where_they_are(session, cl
     assert floors_of(claimer) == before
 
 
-def test_a_floor_is_never_in_the_future(session, claimer):
-    """R03, R33: a job of next year must not hide those of today."""
+def test_a_floor_is_never_in_the_future(session, claimer, monkeypatch):
+    """R03, R33: a job of next year must not hide those of today, not even until the next look."""
     tomorrow = enqueue(run_after=timezone.now() + timedelta(days=1))
     claim(session, claimer)
     today = enqueue()
 
-    assert claim_all(session, claimer, 1) == [today]
+    with monkeypatch.context() as patch:
+        patch.setattr(claimer._floors, "look", None)
+        assert claim(session, claimer, 1) == [today]
     make_due(tomorrow)
     assert claim_all(session, claimer, 1) == [tomorrow]
 
@@ -284,44 +288,40 @@ def test_an_empty_band_s_floor_follows_the_clock_when_others_empty_it(session, c
     assert time.time() - floors_of(claimer)["default", 0][0] < 60
 
 
-def test_a_look_is_paid_for_with_a_pause(session):
+def test_a_look_is_paid_for_with_a_pause(monkeypatch):
     """R33: idle twenty times as long as it took, busy a hundred; as many times longer as there are children."""
-    floors = Floors(Queues(), share=10_000)
-    before = time.monotonic()
+    clock = SimpleNamespace(now=1_000.0, monotonic=lambda: clock.now)
+
+    def look_for(seconds, share):
+        floors = Floors(Queues(), share)
+
+        def sweep(*parameters):
+            clock.now += seconds
+            return claiming.Sweep([], 0.0)
+
+        monkeypatch.setattr(floors_module, "sweep_parts", sweep)
+        floors.look(None)
+        return pytest.approx((floors.may_look_at - clock.now, floors._look_at - clock.now))
+
+    monkeypatch.setattr(floors_module, "time", clock)
+
+    assert look_for(0.5, 1) == (10.0, 50.0)
+    assert look_for(0.5, 3) == (30.0, 150.0)
+    assert look_for(0.000_001, 1) == (0.004, 0.1)
+    assert look_for(0.000_001, 3) == (0.012, 0.3)
+
+
+def test_a_look_that_fails_is_not_paid_for(session):
+    """It has shown nothing, and is made again."""
+    floors = Floors(Queues())
     with actor() as other:
         sql(other, "BEGIN")
         sql(other, "LOCK TABLE django_pgqueue_job IN ACCESS EXCLUSIVE MODE")
         session.connection.execute("SET lock_timeout = '50ms'")
-        with pytest.raises(Exception, match="lock timeout"):
+        with pytest.raises(psycopg.errors.LockNotAvailable):
             floors.look(session.connection)
+
     assert floors.may_look()
-
-    floors.look(session.connection)
-    took = time.monotonic() - before
-
-    assert not floors.may_look()
-    assert floors.may_look_at - time.monotonic() <= 10_000 * max(0.004, 20 * took)
-    assert not floors.must_look()
-    assert floors._look_at >= floors.may_look_at
-
-
-def test_a_child_that_is_only_asked_looks_behind_the_reach_too(session, claimer, dear):
-    """R31, R33: an idle one would never come by there otherwise."""
-    enqueue_jobs(5)
-    claim_all(session, claimer, 5)
-    wait_until(lambda: not claim(session, claimer) and claimer._floors._reach == 1.0, "two dear looks")
-    wait_until(lambda: not claim(session, claimer) and claimer.at > time.monotonic() + 1, "the child to rest")
-    old = enqueue()
-    here("UPDATE django_pgqueue_job SET available_at = now() - interval '1 hour' WHERE id = %s", [old])
-    claimer._floors._oldest = time.time() - 7200
-
-    def peeks():
-        claimer.ask()
-        return claimer.can_peek() and claimer.peek(session.connection)
-
-    wait_until(peeks, "the old job to be seen")
-
-    assert claim(session, claimer) == [old]
 
 
 # ---- which bands
