@@ -91,7 +91,7 @@ class PgQueueBackend(BaseTaskBackend):
         """
         self.validate_task(task)
         job = self._new_job(task, *payload.encode_call(task.func, task.takes_context, args, kwargs))
-        inserted = insert_job(connections[self.database], job)
+        inserted = insert_job(connections[self.database], job, self.settings.notify)
         if not inserted.is_new:
             return self._read_result(inserted.id, created=False)
         result = results.of_new_job(task, self.alias, inserted.id, inserted.created_at, args, kwargs)
@@ -108,7 +108,7 @@ class PgQueueBackend(BaseTaskBackend):
         keys = None if job_keys is None else self._keys(job_keys, len(encoded))
         if keys is None and getattr(task, "job_key", None) is not None:
             raise ValueError("One job_key for many jobs would make one job: pass job_keys, one for each call.")
-        return self.jobs.enqueue_many(self._new_job(task, "[]", "{}"), encoded, keys)
+        return self.jobs.enqueue_many(self._new_job(task, "[]", "{}"), encoded, keys, self.settings.notify)
 
     def get_result(self, result_id: str) -> JobResult:
         """Return the result of the job *result_id* as it stands now; raises ``TaskResultDoesNotExist``."""

@@ -8,7 +8,7 @@ What enqueuers and workers must agree on is an option; what differs from process
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, Literal, get_args
 
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
@@ -16,6 +16,8 @@ from django.utils.module_loading import import_string
 
 from .backoff import Backoff, is_backoff
 from .outcomes import storable_text
+
+Notify = Literal["asleep", "always", "never"]  # for whom an enqueue rings
 
 MAX_QUEUE_NAME_LENGTH = 128
 MAX_TASK_PATH_LENGTH = 512
@@ -29,7 +31,8 @@ class Options:
     One backend's options, checked.
 
     *database* is the alias that holds the jobs, ``None`` to ask the database router. *backoff* is
-    ``None`` for the default rule. *retention_seconds* is ``None`` to keep finished jobs for ever.
+    ``None`` for the default rule. *retention_seconds* is ``None`` to keep finished jobs for ever. *notify* is
+    whether an enqueue notifies if a worker sleeps, in any case, or in none.
     """
 
     database: str | None = None
@@ -38,6 +41,7 @@ class Options:
     lease_seconds: float = 60.0
     poll_seconds: float = 1.0
     retention_seconds: float | None = 7 * 24 * 3600.0
+    notify: Notify = "asleep"
 
     @classmethod
     def parse(cls, alias: str, options: Mapping[str, Any]) -> "Options":
@@ -80,6 +84,8 @@ def _problem(name: str, value: Any) -> str | None:
             return f"'POLL_SECONDS' must be a number from 0.01 to 3600, not {value!r}."
         case "RETENTION_SECONDS" if value is not None and not (_is_number(value) and 0 <= value <= 3_000_000_000):
             return f"'RETENTION_SECONDS' must be a number from 0 to 3000000000, or None to keep jobs, not {value!r}."
+        case "NOTIFY" if value not in get_args(Notify):
+            return f"'NOTIFY' must be 'asleep', 'always' or 'never', not {value!r}."
     return None
 
 

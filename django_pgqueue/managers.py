@@ -19,12 +19,12 @@ from django.db import connections, models, router, transaction
 from django.db.utils import IntegrityError, OperationalError
 
 from . import backoff
+from .conf import Notify
 from .exceptions import ClaimExpired, JobBusy, JobKeyHeld
 from .outcomes import Claim, Outcome, Released, class_path_of
 from .statements import claim as claiming
 from .statements import enqueue as enqueueing
 from .statements import leases, people, upkeep
-from .statements.bell import Notify
 from .statements.database import ERRORS, PLANNER_SETTINGS_SQL, execute, is_lock_conflict, is_refusal
 from .statements.settle import Settlement, settle, settle_carefully
 from .states import AttemptOutcome, Status
@@ -150,7 +150,7 @@ class JobManager(models.Manager.from_queryset(JobQuerySet)):  # type: ignore[mis
     always reads from the one that is written to.
     """
 
-    def enqueue(self, job: enqueueing.NewJob, notify: Notify = "always") -> enqueueing.Inserted:
+    def enqueue(self, job: enqueueing.NewJob, notify: Notify = "asleep") -> enqueueing.Inserted:
         """
         Insert *job* as pending, in the caller's transaction. Tasks call this through their backend.
 
@@ -165,7 +165,7 @@ class JobManager(models.Manager.from_queryset(JobQuerySet)):  # type: ignore[mis
         template: enqueueing.NewJob,
         calls: Sequence[tuple[str, str]],
         job_keys: Sequence[str | None] | None = None,
-        notify: Notify = "always",
+        notify: Notify = "asleep",
     ) -> list[int]:
         """
         Insert a pending job like *template* for each (args, kwargs) of *calls*, all or none; return their ids.

@@ -13,6 +13,7 @@ from django.db.backends.signals import connection_created
 
 from django_pgqueue.models import Job
 from django_pgqueue.outcomes import Claim
+from django_pgqueue.statements.bell import ANY_KEY, TABLE
 from django_pgqueue.statements.claim import ClaimedJob
 from django_pgqueue.statements.database import PLANNER_SETTINGS_SQL, execute
 from django_pgqueue.statements.enqueue import NewJob
@@ -230,6 +231,11 @@ def worker_config(**changes: Any) -> WorkerConfig:
         "log_level": logging.INFO,
     }
     return WorkerConfig(**{**values, **changes})
+
+
+def fall_asleep(connection: Any, key: int = ANY_KEY) -> None:
+    """Let enqueues on other connections see a worker that sleeps, for as long as *connection* lives."""
+    sql(connection, f"SELECT pg_advisory_lock({TABLE}, %s)", [key])
 
 
 def pid_of(connection: Any) -> int:

@@ -24,7 +24,8 @@ class Server:
         self._data = folder / "data"
 
     def start(self) -> None:
-        options = f"-c listen_addresses='' -c unix_socket_directories={self.folder} -c fsync=off"
+        options = f"-c listen_addresses='' -c unix_socket_directories={self.folder}"
+        options += " -c fsync=off -c max_prepared_transactions=2"
         self._control("-l", str(self.folder / "log"), "-o", options, "start")
 
     def stop(self, mode: str) -> None:

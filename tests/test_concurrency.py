@@ -9,7 +9,7 @@ import pytest
 from django.db import transaction
 
 from django_pgqueue.models import Job, JobAttempt
-from django_pgqueue.outcomes import Claim, ErrorRecord, Failed, Released, Retried, Succeeded
+from django_pgqueue.outcomes import Claim, ErrorRecord, Failed, Released, Retried, Snoozed, Succeeded
 from django_pgqueue.statements import claim as claiming
 from django_pgqueue.statements import enqueue as enqueueing
 from django_pgqueue.statements import leases, people, upkeep
@@ -26,6 +26,7 @@ from tests.helpers import (
     enqueue,
     enqueue_jobs,
     expire_lease,
+    fall_asleep,
     here,
     make_due,
     new_job,
@@ -225,11 +226,13 @@ def test_a_worker_killed_between_its_settle_and_its_commit_has_settled_nothing()
 
 
 @contextmanager
-def listening():
-    """Yield a function that returns the payloads that were committed since it was last called."""
+def listening(*, asleep=True):
+    """Yield a function that returns the payloads committed since its last call, to a worker that is *asleep* or not."""
     with second_connection() as sender, second_connection() as wrapper:
         listener = wrapper.connection
         listener.execute(f"LISTEN {CHANNEL}")
+        if asleep:
+            fall_asleep(wrapper)
 
         def heard():
             sql(sender, "SELECT pg_notify(%s, '(the end)')", [CHANNEL])
@@ -291,32 +294,35 @@ def test_large_arguments_and_long_names_fit_into_a_notification():
     assert Job.objects.count() == 2001
 
 
-def test_claims_renewals_endings_and_recoveries_wake_nobody():
+@pytest.mark.parametrize(("asleep", "told"), [(True, ["default"]), (False, [])])
+def test_claims_renewals_and_endings_wake_nobody_and_retries_who_sleeps(asleep, told):
     """R31, B46: NOTIFY takes a lock on the whole database at commit."""
-    enqueue_jobs(6)
-    with listening() as heard:
+    with listening(asleep=asleep) as heard:
+        enqueue_jobs(6)
+        enqueued = heard()
         claims = claim_jobs(6)
         Job.objects.renew(claims)
-        settlement = Job.objects.settle(
-            [
-                Succeeded(claims[0]),
-                Succeeded(claims[1], "1"),
-                Retried(claims[2], 0, ERROR),
-                Failed(claims[3], ERROR),
-            ]
-        )
-        expire_lease(claims[4].job_id)
-        recovered = Job.objects.recover()
+        settlement = Job.objects.settle([Succeeded(claims[0]), Succeeded(claims[1], "1"), Failed(claims[3], ERROR)])
         deleted = Job.objects.all().prune(0)
         lost = Job.objects.settle([Released(Claim(claims[5].job_id, 99)), Released(Claim(0, 1), started=True)]).lost
         requeued = Job.objects.filter(status="done").requeue()
 
-        assert heard() == []
-    assert (len(settlement.settled), len(recovered), deleted, len(lost), any(requeued)) == (4, 1, 2, 2, False)
+        endings = heard()
+        Job.objects.settle([Retried(claims[2], 10, ERROR)])
+        retried = heard()
+        Job.objects.settle([Snoozed(claims[5], 10)])
+        snoozed = heard()
+        expire_lease(claims[4].job_id)
+        recovered = Job.objects.recover()
+        recovery = heard()
+
+    assert (len(settlement.settled), len(recovered), deleted, len(lost), any(requeued)) == (3, 1, 2, 2, False)
+    assert endings == []
+    assert (enqueued, retried, snoozed, recovery) == (told, told, told, told)
 
 
 def test_what_becomes_available_again_wakes_each_queue_once():
-    """R31: a job given back, and a dead letter given fresh attempts."""
+    """R31: a job given back, a dead letter given fresh attempts, a held one let go."""
     for queue_name in ("a", "b"):
         enqueue_jobs(5, queue_name=queue_name)
     with listening() as heard:
@@ -331,8 +337,12 @@ def test_what_becomes_available_again_wakes_each_queue_once():
         requeued_one = heard()
         Job.objects.all().requeue()
         requeued_rest = heard()
+        Job.objects.all().hold()
+        held = heard()
+        Job.objects.all().unhold()
+        unheld = heard()
 
-    assert (released, interrupted, failed) == (["a", "b"], ["a", "b"], [])
+    assert (released, interrupted, failed, held, unheld) == (["a", "b"], ["a", "b"], [], [], ["a", "b"])
     assert (requeued_one, requeued_rest) == (["a"], ["a", "b"])
 
 

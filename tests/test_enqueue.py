@@ -24,6 +24,7 @@ from .helpers import (
     backend,
     database_alias,
     enqueue,
+    fall_asleep,
     here,
     make_due,
     row,
@@ -700,6 +701,7 @@ def test_many_jobs_are_inserted_all_or_none_even_in_several_statements():
 def test_a_transaction_rings_once_for_each_queue_with_its_name_alone():
     with second_connection() as listener:
         sql(listener, f"LISTEN {CHANNEL}")
+        fall_asleep(listener)
         with transaction.atomic():
             for _ in range(20):
                 tasks.echo.enqueue("x" * 100_000)

@@ -5,13 +5,13 @@ from urllib.parse import urlsplit
 import pytest
 
 from django_pgqueue.models import Job
+from django_pgqueue.statements.bell import ANY_KEY
 from django_pgqueue.worker.listener import Listener
 
 from .app.models import Mark
 from .app.worker_tasks import leave_mark
-from .helpers import database_alias, here, second_connection, sql, wait_until
+from .helpers import database_alias, here, second_connection, sql, wait_until, worker_config
 from .pooler import pgbouncer
-from .test_worker_rounds import config
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -26,10 +26,11 @@ def run_by_notification(*notes):
 
 
 def listener():
-    """The process id of the backend that listens for jobs, and whether it is idle."""
+    """The process id of the backend that listens and sleeps, and whether it is idle."""
     found = here(
-        "SELECT pid, state, backend_xmin IS NULL FROM pg_stat_activity"
-        " WHERE application_name LIKE 'pgqueue listener%' AND query LIKE 'LISTEN django_pgqueue;%'"
+        "SELECT pid, state, backend_xmin IS NULL FROM pg_stat_activity JOIN pg_locks USING (pid)"
+        " WHERE application_name LIKE 'pgqueue listener%%' AND locktype = 'advisory' AND objid = %s",
+        [ANY_KEY],
     )
     return found[0] if found else None
 
@@ -58,7 +59,7 @@ class TestDirectly:
                 sql(other, "SELECT count(pg_notify('django_pgqueue', 'x' || n)) FROM generate_series(1, 1000) AS n")
         run_by_notification("after them")
 
-        wait_until(lambda: listener()[1:] == ("idle", True), "the listener to be idle")
+        wait_until(lambda: (listener() or ())[1:] == ("idle", True), "the listener to be idle")
         assert here("SELECT pg_notification_queue_usage()")[0][0] < 0.01
         assert worker.stop() == 0
 
@@ -91,6 +92,7 @@ class TestThroughPgBouncer:
             workers = [start_worker(DATABASE_URL=url, **binding).wait_ready() for _ in range(2)]
             for worker in workers:
                 worker.wait_for_log(WARNING)
+            assert listener() is None  # a session that is given to others must not hold a lock
             leave_mark.enqueue_many([[f"{number}"] for number in range(200)])
             wait_until(lambda: not Job.objects.exclude(status="done").exists(), "all jobs")
             here(
@@ -119,7 +121,9 @@ class TestThroughPgBouncer:
         with pgbouncer("transaction") as url, database_alias("pooled") as pooled:
             address = urlsplit(url)
             pooled.settings_dict.update(HOST=address.hostname, PORT=address.port)
-            listener = Listener(config(database="pooled"), wake=list, check_claims=list)
+            listener = Listener(
+                worker_config(database="pooled"), children=list, wake=list, look=list, check_claims=list
+            )
             can_hear = listener._can_hear
             listener._can_hear = try_three_times
             listener.run()

@@ -195,5 +195,5 @@ def listens_beside(proxy):
     """Whether there are two listening backends: the deaf one, which nobody has told, and its successor."""
     return here(
         "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'pgqueue listener%'"
-        " AND datname = current_database() AND query LIKE 'LISTEN%'"
+        " AND datname = current_database() AND query !~ 'SET|LISTEN'"
     ) >= [(2,)]

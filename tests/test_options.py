@@ -24,6 +24,7 @@ def test_without_options_the_defaults_apply():
         lease_seconds=60,
         poll_seconds=1,
         retention_seconds=7 * 24 * 3600,
+        notify="asleep",
     )
 
 
@@ -37,10 +38,11 @@ def test_every_option_can_be_set():
             "LEASE_SECONDS": 2.5,
             "POLL_SECONDS": 0.2,
             "RETENTION_SECONDS": 0,
+            "NOTIFY": "never",
         },
     )
 
-    assert options == Options("other", 1, timedelta(minutes=1), 2.5, 0.2, 0)
+    assert options == Options("other", 1, timedelta(minutes=1), 2.5, 0.2, 0, "never")
 
 
 def test_options_cannot_be_changed_afterwards():
@@ -69,6 +71,7 @@ VALID = [
     ("POLL_SECONDS", 3_600),
     ("RETENTION_SECONDS", None),
     ("RETENTION_SECONDS", 0.5),
+    ("NOTIFY", "always"),
     ("MAX_ATTEMPTS", 2**31 - 2),
 ]
 
@@ -86,6 +89,7 @@ WRONG = [
     *[("LEASE_SECONDS", value) for value in (0, 0.5, 86_401, *NOT_A_NUMBER)],
     *[("POLL_SECONDS", value) for value in (0, 0.001, 3_601, *NOT_A_NUMBER)],
     *[("RETENTION_SECONDS", value) for value in NOT_A_NUMBER if value is not None],
+    *[("NOTIFY", value) for value in ("sometimes", "ASLEEP", "", None, True, False, 1, ["never"], {"never"})],
     *[("BACKOFF", value) for value in (-1, timedelta(-1), True, float("nan"), [15], b"15", asynchronous)],
     *[("BACKOFF", path) for path in ("", "15", "nowhere.rule", "json.nothing", "json.__name__", f"{__name__}.WRONG")],
 ]
@@ -128,7 +132,7 @@ def test_an_option_that_is_misspelt_is_refused_with_the_one_that_was_meant(name,
 def test_an_option_like_no_other_is_refused_with_the_list_of_them(name):
     assert problems({name: 5}) == [
         f"Unknown option {name!r}. "
-        "The options are DATABASE, MAX_ATTEMPTS, BACKOFF, LEASE_SECONDS, POLL_SECONDS, RETENTION_SECONDS."
+        "The options are DATABASE, MAX_ATTEMPTS, BACKOFF, LEASE_SECONDS, POLL_SECONDS, RETENTION_SECONDS, NOTIFY."
     ]
 
 

@@ -12,7 +12,7 @@ from django_pgqueue.worker.place import Place
 from django_pgqueue.worker.process import Said
 from django_pgqueue.worker.vigil import Verdict
 
-from .test_worker_rounds import config
+from .helpers import worker_config as config
 
 
 class FakeChild:
@@ -29,7 +29,7 @@ class FakeChild:
         self.holds = []
 
     def said(self):
-        return Said(has_started=True, has_more_jobs=False)
+        return Said(has_started=True)
 
     def exit_code(self):
         return self.code

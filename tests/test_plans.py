@@ -16,7 +16,7 @@ from django_pgqueue.statements import claim as claiming
 from django_pgqueue.statements import enqueue as enqueueing
 from django_pgqueue.statements import leases, people, upkeep
 from django_pgqueue.statements import settle as settling
-from django_pgqueue.statements.database import CANCEL_CHANNEL, CHANNEL
+from django_pgqueue.statements.database import CANCEL_CHANNEL
 from tests.helpers import second_connection, sql, worker_session
 
 pytestmark = pytest.mark.django_db
@@ -393,7 +393,6 @@ def values_for(table, count):
         "refunds": settling.MAX_REFUNDS,
         "error_class": "a.B",
         "message": "message",
-        "channel": CHANNEL,
     }
 
 
@@ -470,7 +469,7 @@ def test_a_recovery_finds_its_rows_by_the_primary_key_without_a_join(table, coun
 @pytest.mark.parametrize("count", [1, 50, 1000])
 def test_a_requeue_finds_its_rows_by_the_primary_key(table, count):
     """R24, R33."""
-    parameters = {"ids": table.ids("failed", count), "channel": CHANNEL}
+    parameters = {"ids": table.ids("failed", count)}
     check(table, people.REQUEUE_SQL, parameters, job=[PRIMARY_KEY, JOB_KEY], buffers=40 + 30 * count)
     left = {"ids": parameters["ids"], "statuses": ["failed", "cancelled"]}
     check(table, people.LEFT_OUT_SQL, left, job=[PRIMARY_KEY, JOB_KEY], buffers=40 + 30 * count)
@@ -480,7 +479,7 @@ def test_a_requeue_finds_its_rows_by_the_primary_key(table, count):
 @pytest.mark.parametrize("count", [1, 50, 1000])
 def test_what_a_person_holds_or_cancels_is_found_by_the_primary_key(table, count):
     """R26, R33."""
-    constants = {"channel": CHANNEL, "cancel_channel": CANCEL_CHANNEL, "error_class": "a.B", "message": "cancelled"}
+    constants = {"cancel_channel": CANCEL_CHANNEL, "error_class": "a.B", "message": "cancelled"}
     for statement in (people.HOLD_SQL, people.UNHOLD_SQL, people.CANCEL_SQL):
         for status in ("pending", "running"):
             values = used_by(statement, {**constants, "ids": table.ids(status, count)})

@@ -566,6 +566,6 @@ def a_worker_listens():
     with connections["default"].cursor() as cursor:
         cursor.execute(
             "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'pgqueue listener%'"
-            " AND datname = current_database() AND query LIKE 'LISTEN%' AND state = 'idle'"
+            " AND datname = current_database() AND query !~ 'SET|LISTEN' AND state = 'idle'"
         )
         return cursor.fetchone()[0]

@@ -29,7 +29,7 @@ from .app.worker_tasks import (
     read_all_input,
 )
 from .helpers import InThread, database_alias, enqueue, here, row, second_connection, sql, wait_until, worker_session
-from .test_worker_rounds import config
+from .helpers import worker_config as config
 from .workers import barrier
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -11,7 +11,8 @@ from datetime import datetime
 from itertools import islice
 from typing import Any, NamedTuple
 
-from .bell import RING, Notify
+from ..conf import Notify
+from .bell import RING
 from .database import Connection, fetch
 
 BULK_ROWS = 5_000  # rows of one statement, to bound its text,
@@ -125,7 +126,7 @@ SELECT id, job_key, created_at
 """
 
 
-def insert_job(connection: Connection, job: NewJob, notify: Notify = "always") -> Inserted:
+def insert_job(connection: Connection, job: NewJob, notify: Notify = "asleep") -> Inserted:
     """Insert one pending job; with a key that a live job of the task holds, return that one instead."""
     parameters = _parameters(job, notify, job.args, job.kwargs)
     if job.job_key is None:
@@ -143,7 +144,7 @@ def insert_job(connection: Connection, job: NewJob, notify: Notify = "always") -
 
 
 def insert_jobs(
-    connection: Connection, template: NewJob, calls: Sequence[tuple[str, str]], notify: Notify = "always"
+    connection: Connection, template: NewJob, calls: Sequence[tuple[str, str]], notify: Notify = "asleep"
 ) -> list[int]:
     """
     Insert one pending job like *template* for each pair of JSON texts in *calls*.
@@ -160,7 +161,7 @@ def insert_jobs(
 
 
 def insert_jobs_with_keys(
-    connection: Connection, template: NewJob, calls: Mapping[str, tuple[str, str]], notify: Notify = "always"
+    connection: Connection, template: NewJob, calls: Mapping[str, tuple[str, str]], notify: Notify = "asleep"
 ) -> dict[str, int]:
     """
     Insert one pending job like *template* for each key of *calls* that no live job of the task holds.

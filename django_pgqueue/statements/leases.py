@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from ..outcomes import Claim
 from ..states import AttemptOutcome
+from .bell import ring_for
 from .database import Connection, fetch
 from .settle import MAX_LAST_ERROR_CHARS, fences
 
@@ -69,7 +70,7 @@ SELECT id, claim_version, attempts, max_attempts, task_path, claimed_by
    FOR NO KEY UPDATE SKIP LOCKED
 """
 
-RECOVER_SQL = """
+RECOVER_SQL = f"""
 WITH ended AS (
     UPDATE django_pgqueue_job
        SET status = CASE WHEN attempts < max_attempts THEN 'pending' ELSE 'failed' END,
@@ -82,7 +83,8 @@ WITH ended AS (
            last_error = %(summary)s
      WHERE id = ANY(%(ids)s::bigint[])
        AND (id::text || ':' || claim_version || ':' || status) = ANY(%(fences)s::text[])
-    RETURNING id, claim_version - 1 AS claim_version, attempts, status, claimed_by, claimed_at
+    RETURNING id, claim_version - 1 AS claim_version, attempts, status, claimed_by, claimed_at,
+              queue_name, CASE WHEN status = 'pending' THEN available_at END AS available_at
 ), recorded AS (
     INSERT INTO django_pgqueue_jobattempt (
         job_id, claim_version, attempt, outcome, counted,
@@ -91,8 +93,8 @@ WITH ended AS (
     SELECT id, claim_version, attempts, %(outcome)s, true,
            %(error_class)s, %(fingerprint)s, %(message)s, '', claimed_by, claimed_at, clock_timestamp()
       FROM ended
-)
-SELECT id, status FROM ended
+), rung AS ({ring_for("ended")})
+SELECT id, status, (SELECT count(*) FROM rung) FROM ended
 """
 
 
@@ -182,4 +184,4 @@ def recover(
         "message": message,
         "summary": message[:MAX_LAST_ERROR_CHARS],
     }
-    return [Recovered(*row) for row in fetch(connection, RECOVER_SQL, parameters)]
+    return [Recovered(job_id, status) for job_id, status, _ in fetch(connection, RECOVER_SQL, parameters)]

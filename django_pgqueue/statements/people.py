@@ -15,7 +15,8 @@ from typing import NamedTuple
 from ..exceptions import TaskCancelled
 from ..outcomes import class_path_of
 from ..states import Status
-from .database import CANCEL_CHANNEL, CHANNEL, Connection, fetch
+from .bell import ring_for
+from .database import CANCEL_CHANNEL, Connection, fetch
 
 CANCELLED_TEXT = "The job was cancelled while this attempt was running."
 
@@ -36,7 +37,7 @@ RETURNING id, false AS was_running
 """
 
 # Nothing may appear below the place up to which workers have looked, hence GREATEST.
-UNHOLD_SQL = """
+UNHOLD_SQL = f"""
 WITH locked AS MATERIALIZED (
     SELECT id
       FROM django_pgqueue_job
@@ -49,10 +50,8 @@ WITH locked AS MATERIALIZED (
        SET status = 'pending',
            available_at = GREATEST(available_at, clock_timestamp())
      WHERE id = ANY(ARRAY(SELECT id FROM locked))
-    RETURNING id, queue_name
-), rung AS (
-    SELECT pg_notify(%(channel)s, queue_name) FROM unheld GROUP BY queue_name
-)
+    RETURNING id, queue_name, available_at
+), rung AS ({ring_for("unheld")})
 SELECT id, false AS was_running, (SELECT count(*) FROM rung) FROM unheld
 """
 
@@ -94,7 +93,7 @@ SELECT id, was_running, (SELECT count(*) FROM told) FROM cancelled
 # A job whose key a live job holds stays, and so do all but the first of several with one key. The key may
 # still be taken by a transaction that commits first: that is a unique violation, and the caller's to handle.
 # A scalar subquery, because EXISTS may be planned as a join, or hashed, over every job that has a key.
-REQUEUE_SQL = """
+REQUEUE_SQL = f"""
 WITH locked AS MATERIALIZED (
     SELECT id, task_path, job_key
       FROM django_pgqueue_job AS dead
@@ -125,10 +124,8 @@ WITH locked AS MATERIALIZED (
            finished_at = NULL,
            return_value = NULL
      WHERE id = ANY(ARRAY(SELECT id FROM first))
-    RETURNING id, queue_name
-), rung AS (
-    SELECT pg_notify(%(channel)s, queue_name) FROM requeued GROUP BY queue_name
-)
+    RETURNING id, queue_name, available_at
+), rung AS ({ring_for("requeued")})
 SELECT id, false AS was_running, (SELECT count(*) FROM rung) FROM requeued
 """
 
@@ -221,7 +218,6 @@ def left_out(connection: Connection, ids: Sequence[int], statuses: Sequence[Stat
 def _changed(connection: Connection, sql: str, ids: Sequence[int]) -> Done:
     parameters = {
         "ids": list(ids),
-        "channel": CHANNEL,
         "cancel_channel": CANCEL_CHANNEL,
         "error_class": class_path_of(TaskCancelled),
         "message": CANCELLED_TEXT,

@@ -17,7 +17,8 @@ from typing import Any
 
 from ..exceptions import Interrupted, UnstorableResult
 from ..outcomes import Claim, ErrorRecord, Failed, Outcome, Released, Retried, Snoozed, Succeeded, class_path_of
-from .database import CHANNEL, ERRORS, Connection, fetch, is_lock_conflict, is_refusal
+from .bell import ring_for
+from .database import ERRORS, Connection, fetch, is_lock_conflict, is_refusal
 
 SLICE = 200
 SLICE_CHARS = 8_000_000  # of results; two hundred large ones took longer than a statement may
@@ -47,7 +48,7 @@ UPDATE django_pgqueue_job
 RETURNING id
 """
 
-RETRY_SQL = """
+RETRY_SQL = f"""
 WITH ended AS (
     UPDATE django_pgqueue_job
        SET status = 'pending',
@@ -57,7 +58,7 @@ WITH ended AS (
            last_error = (%(summaries)s::text[])[array_position(%(ids)s::bigint[], id)]
      WHERE id = ANY(%(ids)s::bigint[])
        AND (id::text || ':' || claim_version || ':' || status) = ANY(%(fences)s::text[])
-    RETURNING id, claim_version, attempts, claimed_by, claimed_at
+    RETURNING id, claim_version, attempts, claimed_by, claimed_at, queue_name, available_at
 ), recorded AS (
     INSERT INTO django_pgqueue_jobattempt (
         job_id, claim_version, attempt, outcome, counted,
@@ -70,22 +71,25 @@ WITH ended AS (
            (%(tracebacks)s::text[])[array_position(%(ids)s::bigint[], id)],
            claimed_by, claimed_at, clock_timestamp()
       FROM ended
-)
-SELECT id FROM ended
+), rung AS ({ring_for("ended")})
+SELECT id, (SELECT count(*) FROM rung) FROM ended
 """
 
 # No attempt was used, so none is recorded; how often it happened is counted on the job.
-SNOOZE_SQL = """
-UPDATE django_pgqueue_job
-   SET status = 'pending',
-       available_at = clock_timestamp()
-           + make_interval(secs => (%(delays)s::float8[])[array_position(%(ids)s::bigint[], id)]),
-       attempts = attempts - 1,
-       snoozes = snoozes + 1,
-       lease_until = NULL
- WHERE id = ANY(%(ids)s::bigint[])
-   AND (id::text || ':' || claim_version || ':' || status) = ANY(%(fences)s::text[])
-RETURNING id
+SNOOZE_SQL = f"""
+WITH ended AS (
+    UPDATE django_pgqueue_job
+       SET status = 'pending',
+           available_at = clock_timestamp()
+               + make_interval(secs => (%(delays)s::float8[])[array_position(%(ids)s::bigint[], id)]),
+           attempts = attempts - 1,
+           snoozes = snoozes + 1,
+           lease_until = NULL
+     WHERE id = ANY(%(ids)s::bigint[])
+       AND (id::text || ':' || claim_version || ':' || status) = ANY(%(fences)s::text[])
+    RETURNING id, queue_name, available_at
+), rung AS ({ring_for("ended")})
+SELECT id, (SELECT count(*) FROM rung) FROM ended
 """
 
 FAIL_SQL = """
@@ -116,7 +120,7 @@ SELECT id FROM ended
 
 # The attempt had not begun, or could not: it is refunded and leaves no record. The version rises, so that
 # whatever still holds the claim can no longer end it.
-RELEASE_SQL = """
+RELEASE_SQL = f"""
 WITH released AS (
     UPDATE django_pgqueue_job
        SET status = 'pending',
@@ -128,17 +132,15 @@ WITH released AS (
            lease_until = NULL
      WHERE id = ANY(%(ids)s::bigint[])
        AND (id::text || ':' || claim_version || ':' || status) = ANY(%(fences)s::text[])
-    RETURNING id, queue_name
-), rung AS (
-    SELECT pg_notify(%(channel)s, queue_name) FROM released GROUP BY queue_name
-)
+    RETURNING id, queue_name, available_at
+), rung AS ({ring_for("released")})
 SELECT id, (SELECT count(*) FROM rung) FROM released
 """
 
 # The attempt had begun. It is recorded, and refunded unless that has happened %(refunds)s times already: a
 # job that outlasts every grace period must come to an end, too. Nobody but the holder of a claim adds
 # attempts, so that what the snapshot counts is true of every row that passes the fence.
-INTERRUPT_SQL = """
+INTERRUPT_SQL = f"""
 WITH exhausted AS MATERIALIZED (
     SELECT job_id AS id
       FROM django_pgqueue_jobattempt
@@ -159,7 +161,8 @@ WITH exhausted AS MATERIALIZED (
            lease_until = NULL
      WHERE id = ANY(%(ids)s::bigint[])
        AND (id::text || ':' || claim_version || ':' || status) = ANY(%(fences)s::text[])
-    RETURNING id, queue_name, claim_version - 1 AS claim_version, attempts, claimed_by, claimed_at,
+    RETURNING id, claim_version - 1 AS claim_version, attempts, claimed_by, claimed_at,
+              queue_name, CASE WHEN status = 'pending' THEN available_at END AS available_at,
               id = ANY(ARRAY(SELECT id FROM exhausted)) AS counted
 ), recorded AS (
     INSERT INTO django_pgqueue_jobattempt (
@@ -169,9 +172,7 @@ WITH exhausted AS MATERIALIZED (
     SELECT id, claim_version, CASE WHEN counted THEN attempts ELSE attempts + 1 END, 'released', counted,
            %(error_class)s, '', %(message)s, '', claimed_by, claimed_at, clock_timestamp()
       FROM released
-), rung AS (
-    SELECT pg_notify(%(channel)s, queue_name) FROM released GROUP BY queue_name
-)
+), rung AS ({ring_for("released")})
 SELECT id, (SELECT count(*) FROM rung) FROM released
 """
 
@@ -379,7 +380,6 @@ def _release(connection: Connection, outcomes: list[Released]) -> set[int]:
         **_claims(outcomes),
         "delay": outcomes[0].delay_seconds,
         "reason": outcomes[0].reason[:MAX_LAST_ERROR_CHARS],
-        "channel": CHANNEL,
     }
     return _written(connection, RELEASE_SQL, parameters)
 
@@ -391,7 +391,6 @@ def _interrupt(connection: Connection, outcomes: list[Released]) -> set[int]:
         "refunds": MAX_REFUNDS,
         "error_class": class_path_of(Interrupted),
         "message": INTERRUPTED_TEXT,
-        "channel": CHANNEL,
     }
     return _written(connection, INTERRUPT_SQL, parameters)
 

@@ -56,9 +56,11 @@ WEIGH_SECONDS = 1.0  # between two looks at the memory that this process uses
 LAST_WORDS_SECONDS = 2.0  # after the grace period, for interrupted tasks to end and be written
 EXIT_RECYCLE = 10  # the exit code of a child that has run its number of jobs, or has grown too large
 
-# What a child says to its supervisor: that it is ready, and that there are more jobs than it could take.
+# What a child says to its supervisor: that it is ready, that there are more jobs than it could take, and that from
+# now on it has a free slot and nothing for it.
 STARTED = b"s"
 MORE_JOBS = b"m"
+RESTS = b"r"
 
 
 class Child:
@@ -102,6 +104,7 @@ class Child:
         self._voice = voice
         self._jobs_left = float("inf") if config.max_jobs is None else config.max_jobs
         self._weigh_at = float("inf")  # monotonic; when to look at the memory next
+        self._told = (0.0, 0.0)  # since when it rests, and when it last found a job
 
     def run(self) -> int:
         """Work until told to stop, or in burst mode until nothing is left; return the exit code."""
@@ -114,6 +117,7 @@ class Child:
         while True:
             pause = self._turn()
             self._holdings.note(looped=time.monotonic())
+            self._tell_rest()
             self._mind_memory()
             if self._is_finished():
                 break
@@ -347,6 +351,16 @@ class Child:
         self._holdings.note(breathed=now)
         if self._session.is_waiting:
             self._holdings.note(looped=now)  # the loop waits, and the watchdog sees to it that it will not for long
+
+    def _tell_rest(self) -> None:
+        """Let the supervisor know whether there is a free slot here and nothing for it."""
+        takes_jobs = self._stop_by is None and self._jobs_left > len(self._held)
+        told = (self._claimer.rests_since if takes_jobs else 0.0, self._claimer.found_at)
+        if told != self._told:
+            self._holdings.note(rested=told[0], found=told[1])
+            if told[0] and not self._told[0]:
+                self._say(RESTS)
+            self._told = told
 
     def _mind_memory(self) -> None:
         """Have this process replaced when it has grown too large."""

@@ -21,10 +21,17 @@ LOOK_UNASKED_SECONDS = 10.0
 
 
 class Claimer:
-    """*at* is when to claim next, by the monotonic clock. *is_drained*: nothing was left that may run now."""
+    """
+    *at* is when to claim next, by the monotonic clock. *is_drained*: nothing was left that may run now.
+
+    *rests_since* is the moment before the last look that has left nothing to do, zero if more was wanted of late
+    and all of it was found; *found_at* the moment before the last one that has found a job.
+    """
 
     def __init__(self, config: WorkerConfig) -> None:
         self.at = 0.0
+        self.rests_since = 0.0
+        self.found_at = 0.0
         self.is_drained = False
         self.lease_ends = 0.0  # monotonic; of the claims made last, if they are not renewed
         self._config = config
@@ -64,6 +71,7 @@ class Claimer:
     def peek(self, connection: psycopg.Connection) -> bool:
         """Look, in one statement; whether a job may run now."""
         self._was_asked = False
+        began = time.monotonic()
         self._is_behind_s_turn = not self._is_behind_s_turn and self._floors.has_behind
         if self._is_behind_s_turn:
             has_found = self._floors.look_behind(connection)
@@ -73,14 +81,15 @@ class Claimer:
         if has_found:
             self.at = 0.0
         else:
-            self._rest()
+            self._rest(self.rests_since if self._is_behind_s_turn else began)
         return has_found
 
     def claim(self, connection: psycopg.Connection, owner: str, wanted: int) -> list[claiming.ClaimedJob]:
         """Claim up to *wanted* jobs for *owner*, and decide when to claim next."""
         floors = self._floors
         self._was_asked = False
-        self.lease_ends = time.monotonic() + self._config.lease
+        began = time.monotonic()
+        self.lease_ends = began + self._config.lease
         jobs = self._claim(connection, owner, wanted)
         has_seen_all = False
         if len(jobs) < wanted and floors.may_look():
@@ -90,11 +99,15 @@ class Claimer:
             has_seen_all = not found  # or they have hidden what follows them
         elif floors.must_look():
             floors.look(connection)
+        if jobs:
+            self.found_at = began
+        if len(jobs) == wanted:
+            self.rests_since = 0.0
         if floors.look_behind(connection) or len(jobs) == wanted:
             self.at = 0.0
         elif has_seen_all:
             self.is_drained = not floors.any_due()
-            self._rest()
+            self._rest(began)
         else:
             self.at = floors.may_look_at
         return jobs
@@ -110,8 +123,9 @@ class Claimer:
         self.at = 0.0
         self.is_drained = False
 
-    def _rest(self) -> None:
+    def _rest(self, since: float) -> None:
         """Nothing more can be had now: jobs may be locked by others or not due."""
+        self.rests_since = since
         by_itself = self._config.poll
         if not self._config.burst and not self._floors.any_due():
             by_itself = max(by_itself, LOOK_UNASKED_SECONDS)

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
+from ..conf import Notify
 from ..statements.claim import Band
 
 
@@ -58,6 +59,7 @@ class WorkerConfig:
     retention: float | None
     constant_delay: float | None  # before the next attempt of a job whose process died, if not the default
     log_level: int
+    notify: Notify = "asleep"
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))

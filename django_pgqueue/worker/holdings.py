@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from ..outcomes import Claim
 
-_VITALS = struct.Struct("=dddd")
+_VITALS = struct.Struct("=dddddd")
 _ENTRY = struct.Struct("=qqdq")  # id, version, deadline, state
 _ID, _VERSION, _DEADLINE = -3, -2, -1  # where they stand, in words, beside the state
 _FREE, _BUFFERED, _STARTED, _FINISHED = 0, 1, 2, 3
@@ -42,13 +42,17 @@ class Vitals(NamedTuple):
 
     *looped*: the control loop turned. *worked*: it turned, and the database did what was asked.
     *breathed*: the child's interpreter ran another thread. *leased*: until then the claims that the
-    supervisor renewed last are certainly the child's; this one the supervisor writes.
+    supervisor renewed last are certainly the child's; this one the supervisor writes. *rested*: the control loop
+    began the look after which it had a free slot and nothing for it; zero if it has found all it wanted since.
+    *found*: it began the last look that found a job.
     """
 
     looped: float
     worked: float
     breathed: float
     leased: float
+    rested: float = 0.0
+    found: float = 0.0
 
 
 class Holdings:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from .child import EXIT_RECYCLE
 from .config import WorkerConfig
-from .process import ChildProcess
+from .process import ChildProcess, Said
 from .upkeep import Death, cause_of
 from .vigil import Verdict, Vigil
 
@@ -53,11 +53,11 @@ class Place:
     def gave_up(self) -> bool:
         return self._early_deaths >= MAX_EARLY_DEATHS
 
-    def look(self) -> bool:
-        """See how the child is, start one where it is time to; whether it said that there are more jobs."""
-        wants_company = False
+    def look(self) -> Said:
+        """See how the child is, and start one where it is time to; what it has said since the last time."""
+        said = Said()
         if self.child is not None:
-            wants_company = self._listen(self.child)
+            said = self._listen(self.child)
             exit_code = self.child.exit_code()
             if exit_code is not None:
                 self._bury(self.child, exit_code)
@@ -65,7 +65,7 @@ class Place:
                 self._watch(self.child)
         if self.child is None and not self.is_over and time.monotonic() >= self.restart_at:
             self._start()
-        return wants_company
+        return said
 
     def stop(self, grace: float) -> None:
         """Let what runs finish within *grace* seconds, and start no other child."""
@@ -114,13 +114,13 @@ class Place:
             self._plan_restart()
             logger.error("A child could not be started (%s).", error)
 
-    def _listen(self, child: ChildProcess) -> bool:
+    def _listen(self, child: ChildProcess) -> Said:
         said = child.said()
         if said.has_started and not self._has_started:
             self._has_started = True
             self._early_deaths = 0
             logger.info("Child %s is ready.", child.pid)
-        return said.has_more_jobs
+        return said
 
     def _bury(self, child: ChildProcess, exit_code: int) -> None:
         self.child = None

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..outcomes import Claim
-from .child import MORE_JOBS, STARTED
+from .child import MORE_JOBS, RESTS, STARTED
 from .config import WorkerConfig
 from .holdings import Held, Holdings, Vitals
 from .pacing import Pacing
@@ -29,8 +29,9 @@ CLAIMS_IN_A_WORD = max(select.PIPE_BUF // 64, 1)
 
 
 class Said(NamedTuple):
-    has_started: bool
-    has_more_jobs: bool  # it found more than it could take
+    has_started: bool = False
+    has_more_jobs: bool = False  # it found more than it could take
+    rests: bool = False  # from then on it had a free slot and nothing for it
 
 
 class ChildProcess:
@@ -87,8 +88,8 @@ class ChildProcess:
         """What it has said since this was asked last."""
         with suppress(BlockingIOError):
             words = os.read(self.voice, 4096)
-            return Said(STARTED in words, MORE_JOBS in words)
-        return Said(False, False)
+            return Said(STARTED in words, MORE_JOBS in words, RESTS in words)
+        return Said()
 
     def exit_code(self) -> int | None:
         """Its exit code, negative for a signal, or ``None`` while it lives."""

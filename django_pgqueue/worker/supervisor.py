@@ -43,7 +43,9 @@ class Supervisor:
         self._signals = signals or Signals()
         self._stop_by: float | None = None
         self._upkeep = Upkeep(config, self._name, self._children)
-        self._listener = Listener(config, self._wake_one, self._upkeep.check_claims)
+        self._listener = Listener(
+            config, self._children, self._wake_one, self._have_one_resting_look, self._upkeep.check_claims
+        )
         self._session = Session(config.database, f"pgqueue start {os.getpid()}")
         self._watchdog = Watchdog([self._session, self._upkeep.session, *self._listener.sessions])
         self._look_at = 0.0  # monotonic; when to have the next child look for jobs
@@ -82,8 +84,7 @@ class Supervisor:
             if self._signals.count > 1:
                 return self._force()
             for place in self._places:
-                if place.look():
-                    self._wake_one(but_not=place.child)
+                self._look_at_place(place)
             if time.monotonic() >= self._look_at:
                 self._look_at = time.monotonic() + self._config.poll * random.uniform(0.8, 1.2)
                 self._have_one_look()
@@ -98,6 +99,16 @@ class Supervisor:
                 continue
             self._sleep(self._pause())
 
+    def _look_at_place(self, place: Place) -> None:
+        child = place.child
+        said = place.look()
+        has_died = child is not None and place.child is not child
+        # A dead child may have been told of jobs, and have looked for none.
+        if said.has_more_jobs or has_died:
+            self._wake_one(but_not=place.child)
+        if said.has_more_jobs or said.rests or has_died:
+            self._listener.something_happened(more_jobs=said.has_more_jobs or has_died)
+
     def _pause(self) -> float:
         restarts = [place.restart_at for place in self._places if place.child is None and not place.is_over]
         return min(LOOK_SECONDS, max(min([*restarts, self._look_at]) - time.monotonic(), 0.0))
@@ -105,6 +116,7 @@ class Supervisor:
     def _begin_stop(self, reason: str, *values: float) -> None:
         logger.log(logging.INFO if self._signals.count else logging.ERROR, reason, *values)
         self._stop_by = time.monotonic() + self._config.grace
+        self._listener.retire()
         for place in self._places:
             place.stop(self._config.grace)
 
@@ -132,10 +144,20 @@ class Supervisor:
         has a free slot, all are told, so that they look as soon as they have one.
         """
         children = [child for child in self._children() if child is not but_not]
-        free = {child: self._config.concurrency - len(child.held()) for child in children}
-        idlest = max(free, key=free.__getitem__, default=None)
-        for child in [idlest] if idlest is not None and free[idlest] > 0 else children:
+        if len(children) > 1:
+            free = {child: self._config.concurrency - len(child.held()) for child in children}
+            # Of equals the one that has looked longest ago: looks have their price, and a limit for each child.
+            idlest = max(children, key=lambda child: (free[child], -child.vitals().rested))
+            children = [idlest] if free[idlest] > 0 else children
+        for child in children:
             child.wake()
+
+    def _have_one_resting_look(self) -> None:
+        """Let the child look, by a claim, that has last found nothing to do. Called by the listener's thread."""
+        resting = {child: child.vitals().rested for child in self._children() if not child.was_told_to_stop}
+        latest = max(resting, key=resting.__getitem__, default=None)
+        if latest is not None and resting[latest]:
+            latest.wake()
 
     def _have_one_look(self) -> None:
         """

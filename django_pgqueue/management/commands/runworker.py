@@ -143,6 +143,7 @@ def _worker_config(options: dict[str, Any]) -> WorkerConfig:
         poll=settled.poll_seconds,
         retention=settled.retention_seconds,
         constant_delay=constant_of(settled.backoff),
+        notify=settled.notify,
         log_level=LOG_LEVELS.get(options["verbosity"], logging.DEBUG),
     )
 
