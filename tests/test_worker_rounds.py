@@ -19,10 +19,22 @@ from django_pgqueue.worker.attempt import Attempted
 from django_pgqueue.worker.child import MORE_JOBS, Child
 from django_pgqueue.worker.connection import Session
 from django_pgqueue.worker.holdings import Holdings
-from django_pgqueue.worker.pacing import Pacing
+from django_pgqueue.worker.pacing import MAX_BUFFERED, Pacing
 from django_pgqueue.worker.upkeep import Death, Duty, Upkeep, _newest
 
-from .helpers import InThread, claim_one, enqueue, enqueue_jobs, expire_lease, here, row, wait_until, worker_config
+from .helpers import (
+    InThread,
+    actor,
+    claim_one,
+    enqueue,
+    enqueue_jobs,
+    expire_lease,
+    here,
+    row,
+    sql,
+    wait_until,
+    worker_config,
+)
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -88,7 +100,32 @@ def test_a_child_holds_what_it_has_published_and_never_more_than_fits(make_child
         child._turn()
         assert {held.claim for held in child._holdings.read()} == set(child._held)
 
-    assert len(child._held) == Pacing.capacity(4)
+    assert len(child._held) == 4 + MAX_BUFFERED
+
+
+def test_what_cannot_be_settled_takes_the_place_of_other_jobs_in_the_end(make_child):
+    """R18: someone who locks running rows for an hour must not make a child hold more than it can publish."""
+    child = make_child()
+    for _ in range(500):
+        child._pacing.finished(0.0)
+    enqueue_jobs(4_000)
+    with actor() as other:
+        sql(other, "BEGIN")
+        for _ in range(5):
+            child._turn()
+            for held in list(child._held.values()):
+                if held.attempted is None:
+                    finish(child, held)
+            child._slots.take_back()
+            sql(other, "SELECT 1 FROM django_pgqueue_job WHERE status = 'running' FOR UPDATE")
+            child._retry_at = 0.0
+
+        assert len(child._held) == Pacing.capacity(4)
+        sql(other, "ROLLBACK")
+
+    child._retry_at = 0.0
+    child._turn()
+    assert Job.objects.filter(status="done").count() == Pacing.capacity(4)
 
 
 def test_a_child_asks_for_company_when_its_claims_are_published(make_child, monkeypatch):

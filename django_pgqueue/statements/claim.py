@@ -13,6 +13,7 @@ a claim begins there. And whoever knows bands already can sweep what lies betwee
 
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from ..outcomes import Claim
@@ -307,12 +308,13 @@ def claim(
         "lease_seconds": lease_seconds,
     }
     # RETURNING promises no order.
-    return in_order(ClaimedJob(*row) for row in fetch(connection, CLAIM_SQL, parameters))
+    return in_order(map(ClaimedJob._make, fetch(connection, CLAIM_SQL, parameters)))
 
 
 def in_order(jobs: Iterable[ClaimedJob]) -> list[ClaimedJob]:
     """Return *jobs* in the order in which they should run."""
-    return sorted(jobs, key=lambda job: (-job.priority, job.available_at, job.id))
+    by_age = sorted(jobs, key=attrgetter("available_at", "id"))
+    return sorted(by_age, key=attrgetter("priority"), reverse=True)
 
 
 def due(bands: Sequence[Band]) -> list[Band]:

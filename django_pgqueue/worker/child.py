@@ -224,7 +224,13 @@ class Child:
             self._claimer.not_before(now + CATCH_UP_SECONDS)
         if not self._claimer.is_due(now) or self._stop_by is not None:
             return 0
-        return int(max(min(self._pacing.wanted(len(self._held)), self._jobs_left - len(self._held)), 0))
+        return self._room()
+
+    def _room(self) -> int:
+        """How many jobs could be claimed. What has ended makes room already: a round settles it before it claims."""
+        in_hand = len(self._held) - len(self._unsettled)
+        places = Pacing.capacity(self._config.concurrency) - len(self._held)
+        return int(max(min(self._pacing.wanted(in_hand), self._jobs_left - in_hand, places), 0))
 
     # ---- what arrives from slots
 
@@ -382,7 +388,7 @@ class Child:
             moments.append(self._buffered_since + STALE_BUFFER_SECONDS)
         if self._stop_by is not None:
             moments.append(self._stop_by)
-        elif self._pacing.wanted(len(self._held)) and self._jobs_left > len(self._held):
+        elif self._room():
             moments.append(max(self._claimer.at, self._retry_at))
         if self._names.has_old:
             moments.append(now + 1.0)

@@ -19,8 +19,8 @@ class Pacing:
 
     @staticmethod
     def capacity(slots: int) -> int:
-        """The most jobs that a child with so many *slots* ever holds."""
-        return slots + MAX_BUFFERED
+        """The most jobs that a child with so many *slots* ever holds: those in hand, and those not settled yet."""
+        return slots + 2 * MAX_BUFFERED
 
     def claimed(self, jobs: int, chars: int) -> None:
         """Learn how many *chars* the arguments of so many *jobs* take: from large ones at once, from small slowly."""
@@ -37,7 +37,7 @@ class Pacing:
         self._average = max(self._average, BUFFERED_SECONDS)
 
     def wanted(self, held: int) -> int:
-        """Return how many jobs to claim while *held* are in hand; none while half of the buffer is left."""
+        """Return how many jobs to claim while *held* wait or run; none while half of the buffer is left."""
         buffer = min(
             int(self._slots * BUFFERED_SECONDS / max(self._average, 1e-6)) - self._slots,
             int(MAX_BUFFERED_CHARS / max(self._average_chars, 1.0)),
