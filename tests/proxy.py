@@ -141,7 +141,8 @@ class Proxy:
     def lose_commit_answer(self, pattern: str, *, silently: bool = False) -> Lost:
         """
         Let the next COMMIT of a transaction with a statement that matches *pattern* (a regular expression) reach the
-        server, and its answer nobody. Then the connection is cut, or goes deaf if *silently*.
+        server, and its answer nobody; or that statement, if it is a transaction of its own. Then the connection is
+        cut, or goes deaf if *silently*.
         """
         lost = Lost(pattern, silently)
         with self._lock:
@@ -229,6 +230,8 @@ class _Link:
         self._from_client = b""
         self._answer = b""  # to a COMMIT that is to be lost
         self._is_started = False
+        self._prepared: dict[str, str] = {}  # statements by their names
+        self._is_in_transaction = False
         self._trap: Lost | None = None  # of the open transaction
         self._is_committing = False
         self._wake_reader, self._wake_writer = socket.socketpair()
@@ -315,18 +318,33 @@ class _Link:
         return True
 
     def _see_statement(self, message: bytes) -> None:
-        kind = message[:1]
-        if kind not in b"QP":
+        kind, body = message[:1], message[5:]
+        if kind == b"Q":
+            statement = body.strip(b"\0").decode(errors="replace")
+        elif kind == b"P":
+            name, statement, *_ = (part.decode(errors="replace") for part in body.split(b"\0", 2))
+            self._prepared[name] = statement
             return
-        statement = message[5:].strip(b"\0").decode(errors="replace")
+        elif kind == b"B":
+            _, name, *_ = body.split(b"\0", 2)
+            statement = self._prepared.get(name.decode(), "")
+        else:
+            return
         words = statement.strip().upper()
+        if words.startswith("BEGIN"):
+            self._is_in_transaction = True
         if words.startswith("COMMIT"):
+            self._is_in_transaction = False
             self._is_committing = self._trap is not None
-        elif words.startswith("ROLLBACK") and self._trap is not None:
-            self._proxy._give_back(self._trap)
-            self._trap = None
+        elif words.startswith("ROLLBACK"):
+            self._is_in_transaction = False
+            if self._trap is not None:
+                self._proxy._give_back(self._trap)
+                self._trap = None
         elif self._trap is None:
             self._trap = self._proxy._take_trap(statement)
+            if not self._is_in_transaction:  # it is a transaction of its own
+                self._is_committing = self._trap is not None
 
     # ---- from the server
 
@@ -341,7 +359,7 @@ class _Link:
         self._is_committing = False
         trap, self._trap = self._trap, None
         assert trap is not None
-        if b"COMMIT\0" not in answer:  # it was refused
+        if _is_refusal(answer):
             self._proxy._give_back(trap)
             self._client.sendall(answer)
             return
@@ -350,6 +368,17 @@ class _Link:
         else:
             self.is_over = True
         trap._happened.set()
+
+
+def _is_refusal(answer: bytes) -> bool:
+    """Whether there is an error among the server's messages, or the end of a transaction that is none."""
+    start = 0
+    while start < len(answer):
+        (length,) = struct.unpack_from("!i", answer, start + 1)
+        if answer[start : start + 1] == b"E" or answer[start : start + 13] == b"C\0\0\0\rROLLBACK":
+            return True
+        start += 1 + length
+    return False
 
 
 def _close(side: socket.socket) -> None:

@@ -61,6 +61,10 @@ def finish(child, held):
     child._slots.finished.append(held)
 
 
+def _refuse_for_a_lock(*args):
+    raise psycopg.errors.LockNotAvailable("canceling statement due to lock timeout")
+
+
 def turn_until(child, condition):
     """Let the loop turn as often as it wants to: looks for new bands have pauses, of milliseconds."""
 
@@ -123,9 +127,41 @@ def test_what_cannot_be_settled_takes_the_place_of_other_jobs_in_the_end(make_ch
         assert len(child._held) == Pacing.capacity(4)
         sql(other, "ROLLBACK")
 
+    turn_until(child, lambda: Job.objects.filter(status="done").count() == Pacing.capacity(4))
+
+
+def test_an_ending_whose_row_someone_holds_keeps_no_other_job_from_being_claimed(make_child):
+    """R18, R19: a person may hold it for an hour."""
+    child = make_child()
+    held_row = enqueue()
+    turn_until(child, lambda: child._held)
+    finish(child, *child._held.values())
+    child._slots.take_back()
+    with actor() as other:
+        sql(other, "BEGIN")
+        sql(other, "SELECT 1 FROM django_pgqueue_job FOR UPDATE")
+        turn_until(child, lambda: not child._settler.ready and len(child._settler) == 1)
+        next_job = enqueue()
+        child.wake()
+
+        turn_until(child, lambda: next_job in {claim.job_id for claim in child._held})
+        assert row(held_row, "status") == ("running",)
+        sql(other, "ROLLBACK")
+
+    turn_until(child, lambda: row(held_row, "status") == ("done",))
+
+
+def test_jobs_of_a_claim_that_needs_no_transaction_go_back_when_what_follows_it_fails(make_child, monkeypatch):
+    """R20: they are committed, and nobody would run them before their lease ends."""
+    child = make_child()
+    job_id = enqueue()
+    with monkeypatch.context() as patch:
+        patch.setattr(claiming, "earlier_attempts", _refuse_for_a_lock)
+        turn_until(child, lambda: row(job_id, "status") == ("running",))
+    assert not child._held
     child._retry_at = 0.0
-    child._turn()
-    assert Job.objects.filter(status="done").count() == Pacing.capacity(4)
+
+    turn_until(child, lambda: {held.job.id: held.job.attempts for held in child._held.values()} == {job_id: 1})
 
 
 def test_a_child_asks_for_company_when_its_claims_are_published(make_child, monkeypatch):

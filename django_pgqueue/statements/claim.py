@@ -308,12 +308,9 @@ def claim(
         "lease_seconds": lease_seconds,
     }
     # RETURNING promises no order.
-    return in_order(map(ClaimedJob._make, fetch(connection, CLAIM_SQL, parameters)))
-
-
-def in_order(jobs: Iterable[ClaimedJob]) -> list[ClaimedJob]:
-    """Return *jobs* in the order in which they should run."""
-    by_age = sorted(jobs, key=attrgetter("available_at", "id"))
+    by_age = sorted(
+        map(ClaimedJob._make, fetch(connection, CLAIM_SQL, parameters)), key=attrgetter("available_at", "id")
+    )
     return sorted(by_age, key=attrgetter("priority"), reverse=True)
 
 

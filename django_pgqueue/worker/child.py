@@ -31,7 +31,7 @@ from ..outcomes import Claim, Outcome, Released, Retried, Snoozed, Succeeded
 from ..statements import claim as claiming
 from ..statements import leases
 from ..statements.database import is_lock_conflict, is_refusal
-from ..statements.settle import Settlement, settle, settle_carefully
+from ..statements.settle import Settlement, settle
 from . import attempt
 from .announcer import Announcer, Ending
 from .claimer import Claimer
@@ -43,13 +43,13 @@ from .interrupter import Interrupter, courtesy
 from .memory import resident_megabytes
 from .naming import OwnerNames
 from .pacing import Pacing
+from .settler import BUSY_PAUSE_SECONDS, Settler
 from .slots import Slots
 from .watchdog import Watchdog
 
 logger = logging.getLogger("django_pgqueue")
 
 STALE_BUFFER_SECONDS = 0.2  # a buffered job that found no slot in this time goes back
-BUSY_PAUSE_SECONDS = 0.2  # before the next try to settle a row that someone holds
 CATCH_UP_SECONDS = 0.1  # between two looks at whether the announcer has caught up
 LONGEST_SLEEP_SECONDS = 10.0  # the supervisor wants to see that the loop turns
 WEIGH_SECONDS = 1.0  # between two looks at the memory that this process uses
@@ -95,7 +95,7 @@ class Child:
         self._alarms: SimpleQueue[None] = SimpleQueue()  # its put() may be called from a signal handler
         self._is_asleep = False
         self._held: dict[Claim, HeldJob] = {}
-        self._unsettled: list[Outcome] = []
+        self._settler = Settler(self._session)
         self._claimer = Claimer(config)
         self._retry_at = 0.0  # when to touch the database again after a failure
         self._buffered_since: float | None = None
@@ -172,10 +172,11 @@ class Child:
         if now < self._retry_at:
             return self._sleep_seconds()
         wanted = self._wanted(now)
-        if not self._unsettled and not wanted and not self._names.has_old:
+        if now < self._settler.next_at and not wanted and not self._names.has_old:
             self._holdings.note(worked=now)  # there was nothing to do, which is not a failure
             return self._sleep_seconds()
         try:
+            self._accept(self._settler.try_busy())
             settlement, claimed, earlier = self._round(wanted)
         except psycopg.Error as error:
             self._claimer.failed()
@@ -184,39 +185,41 @@ class Child:
         self._outage.over()
         self._holdings.note(worked=time.monotonic())
         self._names.answered()
-        self._unsettled = settlement.busy
         self._accept(settlement)
         self._hand_over(claimed, earlier)
         if claimed and len(claimed) == wanted:
             # Not before they are published: this child would still look idle, and be the one that is woken.
             self._say(MORE_JOBS)
-        if settlement.busy:
-            self._retry_at = time.monotonic() + BUSY_PAUSE_SECONDS
         return self._sleep_seconds()
 
     def _round(self, wanted: int) -> tuple[Settlement, list[claiming.ClaimedJob], dict[int, list]]:
-        batch = list(self._unsettled)
+        """Settle what has arrived, claim what is wanted: in one transaction, or in none if it is one of the two."""
+        settler = self._settler
+        ready = settler.ready
         claimed: list[claiming.ClaimedJob] = []
         earlier: dict[int, list] = {}
-        if not batch and not self._names.has_old and self._claimer.can_peek():
+        is_more = self._names.has_old or (ready and wanted) or ready > 1
+        if not is_more and not ready and self._claimer.can_peek():
             with self._session.single() as connection:
                 if not self._claimer.peek(connection):
                     return Settlement(), claimed, earlier
         try:
-            with self._session.round() as connection:
+            with self._session.round() if is_more else self._session.single() as connection:
                 self._release_old(connection)
-                settlement = settle(connection, batch) if batch else Settlement()
+                settlement = settler.write(connection)
                 if wanted:
                     self._names.claiming()
                     claimed = self._claimer.claim(connection, self._names.current, wanted)
                     earlier = claiming.earlier_attempts(connection, claimed)
         except (psycopg.Error, UnicodeEncodeError) as error:
             self._claimer.failed()
-            if not batch or not (is_lock_conflict(error) or is_refusal(error)):
+            if not is_more:
+                self._names.lost_touch()  # what was claimed before is committed, and goes back
+            if not ready or not (is_lock_conflict(error) or is_refusal(error)):
                 raise
             # One row must not keep the others; claiming waits for the next turn.
-            settlement = settle_carefully(self._session.connection, batch, self._session.round)
-            return settlement, [], {}
+            return settler.write_carefully(), [], {}
+        settler.done(settlement)
         return settlement, claimed, earlier
 
     def _wanted(self, now: float) -> int:
@@ -228,7 +231,7 @@ class Child:
 
     def _room(self) -> int:
         """How many jobs could be claimed. What has ended makes room already: a round settles it before it claims."""
-        in_hand = len(self._held) - len(self._unsettled)
+        in_hand = len(self._held) - len(self._settler)
         places = Pacing.capacity(self._config.concurrency) - len(self._held)
         return int(max(min(self._pacing.wanted(in_hand), self._jobs_left - in_hand, places), 0))
 
@@ -248,7 +251,7 @@ class Child:
                 self._forget(held.claim)
                 self._expect_more()
             else:
-                self._unsettled.append(held.attempted.outcome)
+                self._settler.add([held.attempted.outcome])
 
     def _mark_lost(self) -> None:
         """Have the tasks ended whose claim the supervisor found lost; one that has just been settled is not held."""
@@ -272,7 +275,7 @@ class Child:
         if self._stop_by is None and not (stale and is_buffering):
             return
         unstarted = self._slots.take_back()
-        self._unsettled += [Released(held.claim) for held in unstarted if not held.is_lost]
+        self._settler.add(Released(held.claim) for held in unstarted if not held.is_lost)
         for held in unstarted:
             if held.is_lost:
                 self._forget(held.claim)
@@ -282,7 +285,7 @@ class Child:
 
     def _hand_over(self, claimed: Sequence[claiming.ClaimedJob], earlier: dict[int, list]) -> None:
         if self._stop_by is not None:  # it was told so while the claim was under way
-            self._unsettled += [Released(job.claim) for job in claimed]
+            self._settler.add(Released(job.claim) for job in claimed)
             return
         given = [self._hold(job, earlier.get(job.id, ())) for job in claimed]
         if claimed:
@@ -382,8 +385,9 @@ class Child:
     def _sleep_seconds(self) -> float:
         now = time.monotonic()
         moments = [now + LONGEST_SLEEP_SECONDS]
-        if self._slots.finished or self._unsettled:
+        if self._slots.finished:
             moments.append(max(now, self._retry_at))
+        moments.append(max(self._settler.next_at, self._retry_at))
         if self._buffered_since is not None and len(self._held) > self._config.concurrency:
             moments.append(self._buffered_since + STALE_BUFFER_SECONDS)
         if self._stop_by is not None:
@@ -396,13 +400,13 @@ class Child:
 
     def _is_finished(self) -> bool:
         if self._stop_by is not None:
-            if self._unsettled:
+            if self._settler:
                 return self._has_outlasted_grace()
             # Nothing but the end of this process ends a task that has ignored its deadline.
             overdue_at = time.monotonic() - self._config.grace
             return all(held.deadline < overdue_at for held in self._held.values()) or self._has_outlasted_grace()
         is_done = self._jobs_left <= 0 or (self._config.burst and self._claimer.is_drained)
-        return is_done and not self._held and not self._unsettled
+        return is_done and not self._held and not self._settler
 
     def _has_outlasted_grace(self) -> bool:
         """Whether the time is up: first, interrupt what still runs; what cannot be is left to the supervisor."""

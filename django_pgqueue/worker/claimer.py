@@ -39,6 +39,7 @@ class Claimer:
         self._was_woken = False
         self._was_asked = False
         self._is_behind_s_turn = False
+        self._will_look = False  # next time, before it claims again
 
     def wake(self) -> None:
         """Claim next time: there may be a job. From any thread."""
@@ -60,24 +61,26 @@ class Claimer:
     def is_due(self, now: float) -> bool:
         """Whether to claim at the moment *now*. Takes note of who has called."""
         if self._was_woken:
-            self._was_woken = self._was_asked = False
+            self._was_woken = self._was_asked = self._will_look = False
             self.at = 0.0
         return self._was_asked or now >= self.at
 
     def can_peek(self) -> bool:
-        """Whether a look alone would tell if a claim is worth a transaction: nobody has said that there is a job."""
-        return self._was_asked and time.monotonic() < self.at and self._floors.may_look()
+        """Whether to look first if a claim is worth it: nobody has said that there is a job."""
+        is_only_asked = self._was_asked and time.monotonic() < self.at
+        return (is_only_asked or self._will_look) and self._floors.may_look()
 
     def peek(self, connection: psycopg.Connection) -> bool:
         """Look, in one statement; whether a job may run now."""
-        self._was_asked = False
+        self._was_asked = self._will_look = False
         began = time.monotonic()
         self._is_behind_s_turn = not self._is_behind_s_turn and self._floors.has_behind
         if self._is_behind_s_turn:
             has_found = self._floors.look_behind(connection)
         else:
-            self._floors.look(connection)
+            self._floors.look(connection, everywhere=self._config.burst)
             has_found = self._floors.any_due()
+            self.is_drained = not has_found
         if has_found:
             self.at = 0.0
         else:
@@ -87,17 +90,15 @@ class Claimer:
     def claim(self, connection: psycopg.Connection, owner: str, wanted: int) -> list[claiming.ClaimedJob]:
         """Claim up to *wanted* jobs for *owner*, and decide when to claim next."""
         floors = self._floors
-        self._was_asked = False
+        self._was_asked = self._will_look = False
         began = time.monotonic()
         self.lease_ends = began + self._config.lease
         jobs = self._claim(connection, owner, wanted)
-        has_seen_all = False
-        if len(jobs) < wanted and floors.may_look():
+        has_looked = not jobs and floors.may_look()
+        if has_looked:
             floors.look(connection, everywhere=self._config.burst)
-            found = self._claim(connection, owner, wanted - len(jobs)) if floors.any_due() else []
-            jobs = claiming.in_order([*jobs, *found])
-            has_seen_all = not found  # or they have hidden what follows them
-        elif floors.must_look():
+            jobs = self._claim(connection, owner, wanted) if floors.any_due() else []
+        elif len(jobs) == wanted and floors.must_look():
             floors.look(connection)
         if jobs:
             self.found_at = began
@@ -105,11 +106,13 @@ class Claimer:
             self.rests_since = 0.0
         if floors.look_behind(connection) or len(jobs) == wanted:
             self.at = 0.0
-        elif has_seen_all:
+        elif has_looked and not jobs:
             self.is_drained = not floors.any_due()
             self._rest(began)
         else:
+            # They begin before it looks for more, and for what they have hidden.
             self.at = floors.may_look_at
+            self._will_look = True
         return jobs
 
     def _claim(self, connection: psycopg.Connection, owner: str, wanted: int) -> list[claiming.ClaimedJob]:
