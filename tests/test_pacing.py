@@ -35,7 +35,7 @@ def test_a_child_never_holds_more_than_the_capacity_and_never_wants_less_than_no
 
 
 def test_more_in_hand_than_slots_and_buffer_want_nothing():
-    assert [after(4, 0.0).wanted(held) for held in (504, 505, 10_000)] == [0, 0, 0]
+    assert [after(4, 0.0).wanted(held) for held in (4 + MAX_BUFFERED, 5 + MAX_BUFFERED, 10_000)] == [0, 0, 0]
 
 
 def test_before_anything_is_known_a_child_claims_as_many_jobs_as_it_has_slots():

@@ -16,11 +16,12 @@ from django_pgqueue.statements.database import execute
 from django_pgqueue.worker import announcer
 from django_pgqueue.worker import upkeep as upkeep_module
 from django_pgqueue.worker.attempt import Attempted
-from django_pgqueue.worker.child import MORE_JOBS, Child
+from django_pgqueue.worker.child import Child
 from django_pgqueue.worker.connection import Session
 from django_pgqueue.worker.holdings import Holdings
 from django_pgqueue.worker.pacing import MAX_BUFFERED, Pacing
 from django_pgqueue.worker.upkeep import Death, Duty, Upkeep, _newest
+from django_pgqueue.worker.voice import MORE_JOBS
 
 from .helpers import (
     InThread,
@@ -98,7 +99,7 @@ def test_a_child_holds_what_it_has_published_and_never_more_than_fits(make_child
     child = make_child()
     for _ in range(500):
         child._pacing.finished(0.0)  # the largest buffer there is
-    enqueue_jobs(2_000)
+    enqueue_jobs(2 * MAX_BUFFERED)
 
     for _ in range(4):
         child._turn()
@@ -112,7 +113,7 @@ def test_what_cannot_be_settled_takes_the_place_of_other_jobs_in_the_end(make_ch
     child = make_child()
     for _ in range(500):
         child._pacing.finished(0.0)
-    enqueue_jobs(4_000)
+    enqueue_jobs(3 * MAX_BUFFERED)
     with actor() as other:
         sql(other, "BEGIN")
         for _ in range(5):
@@ -168,7 +169,7 @@ def test_a_child_asks_for_company_when_its_claims_are_published(make_child, monk
     """R31: before that it would look idle, and be the one that is woken."""
     child = make_child()
     held_when_asking = []
-    monkeypatch.setattr(child, "_say", lambda word: held_when_asking.append((word, len(child._holdings.read()))))
+    monkeypatch.setattr(child._voice, "say", lambda word: held_when_asking.append((word, len(child._holdings.read()))))
     enqueue_jobs(9)
 
     child._turn()

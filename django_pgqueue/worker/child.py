@@ -13,7 +13,6 @@ What the loop decides by belongs to it alone. Other threads put things in queues
 
 import json
 import logging
-import os
 import random
 import threading
 import time
@@ -40,27 +39,22 @@ from .connection import Outage, Session
 from .held import HeldJob, log_lost
 from .holdings import Holdings
 from .interrupter import Interrupter, courtesy
-from .memory import resident_megabytes
+from .memory import Scales
 from .naming import OwnerNames
 from .pacing import Pacing
 from .settler import BUSY_PAUSE_SECONDS, Settler
 from .slots import Slots
+from .voice import Voice
 from .watchdog import Watchdog
 
 logger = logging.getLogger("django_pgqueue")
 
+GATHER_SECONDS = 0.005  # that endings wait for others, while there is more to run: a round costs what it costs
 STALE_BUFFER_SECONDS = 0.2  # a buffered job that found no slot in this time goes back
 CATCH_UP_SECONDS = 0.1  # between two looks at whether the announcer has caught up
 LONGEST_SLEEP_SECONDS = 10.0  # the supervisor wants to see that the loop turns
-WEIGH_SECONDS = 1.0  # between two looks at the memory that this process uses
 LAST_WORDS_SECONDS = 2.0  # after the grace period, for interrupted tasks to end and be written
 EXIT_RECYCLE = 10  # the exit code of a child that has run its number of jobs, or has grown too large
-
-# What a child says to its supervisor: that it is ready, that there are more jobs than it could take, and that from
-# now on it has a free slot and nothing for it.
-STARTED = b"s"
-MORE_JOBS = b"m"
-RESTS = b"r"
 
 
 class Child:
@@ -94,6 +88,7 @@ class Child:
         self._announcer = Announcer()
         self._alarms: SimpleQueue[None] = SimpleQueue()  # its put() may be called from a signal handler
         self._is_asleep = False
+        self._gathers = False  # it lets endings gather while it sleeps
         self._held: dict[Claim, HeldJob] = {}
         self._settler = Settler(self._session)
         self._claimer = Claimer(config)
@@ -101,10 +96,10 @@ class Child:
         self._buffered_since: float | None = None
         self._stop_by: float | None = None  # the end of the grace period, once stopping
         self._said_lost: SimpleQueue[tuple[Claim, type[Interruption]]] = SimpleQueue()  # by the supervisor
-        self._voice = voice
+        self._voice = Voice(voice, holdings)
         self._jobs_left = float("inf") if config.max_jobs is None else config.max_jobs
-        self._weigh_at = float("inf")  # monotonic; when to look at the memory next
-        self._told = (0.0, 0.0)  # since when it rests, and when it last found a job
+        self._scales = Scales(config.max_memory)
+        self._has_run_any = False  # before that, another child would be as large
 
     def run(self) -> int:
         """Work until told to stop, or in burst mode until nothing is left; return the exit code."""
@@ -117,7 +112,7 @@ class Child:
         while True:
             pause = self._turn()
             self._holdings.note(looped=time.monotonic())
-            self._tell_rest()
+            self._speak()
             self._mind_memory()
             if self._is_finished():
                 break
@@ -151,15 +146,16 @@ class Child:
             self._alarms.put(None)
 
     def _note_finished(self) -> None:
-        if self._is_asleep:  # otherwise it looks before it sleeps
+        # Otherwise it looks before it sleeps.
+        if self._is_asleep or (self._gathers and not self._slots.has_waiting):
             self._wake_up()
 
     def _sleep(self, seconds: float) -> None:
-        self._is_asleep = True
-        if not self._slots.finished:
+        self._is_asleep = not self._gathers
+        if self._gathers or not self._slots.finished:
             with suppress(Empty):
                 self._alarms.get(timeout=seconds)
-        self._is_asleep = False
+        self._is_asleep = self._gathers = False
 
     # ---- one turn of the loop
 
@@ -172,6 +168,9 @@ class Child:
         if now < self._retry_at:
             return self._sleep_seconds()
         wanted = self._wanted(now)
+        if not wanted and self._can_gather():
+            self._gathers = True
+            return max(self._settler.since + GATHER_SECONDS - now, 0.0)
         if now < self._settler.next_at and not wanted and not self._names.has_old:
             self._holdings.note(worked=now)  # there was nothing to do, which is not a failure
             return self._sleep_seconds()
@@ -187,9 +186,9 @@ class Child:
         self._names.answered()
         self._accept(settlement)
         self._hand_over(claimed, earlier)
-        if claimed and len(claimed) == wanted:
+        if wanted:
             # Not before they are published: this child would still look idle, and be the one that is woken.
-            self._say(MORE_JOBS)
+            self._voice.note_claim(was_filled=len(claimed) == wanted)
         return self._sleep_seconds()
 
     def _round(self, wanted: int) -> tuple[Settlement, list[claiming.ClaimedJob], dict[int, list]]:
@@ -222,6 +221,17 @@ class Child:
         settler.done(settlement)
         return settlement, claimed, earlier
 
+    def _can_gather(self) -> bool:
+        """Whether what is ready can wait a moment for more: the slots have enough to do, and nobody waits for it."""
+        in_hand = len(self._held) - len(self._settler)
+        return (
+            in_hand > self._config.concurrency
+            and self._settler.ready > 0
+            and time.monotonic() - self._settler.since < GATHER_SECONDS
+            and self._stop_by is None
+            and not self._names.has_old
+        )
+
     def _wanted(self, now: float) -> int:
         if self._announcer.is_far_behind:
             self._claimer.not_before(now + CATCH_UP_SECONDS)
@@ -243,7 +253,8 @@ class Child:
             assert held.attempted is not None
             self._pacing.finished(held.attempted.seconds)
             self._jobs_left -= 1
-            self._buffered_since = self._weigh_at = time.monotonic()  # who has run nothing would be as large again
+            self._buffered_since = time.monotonic()
+            self._has_run_any = True
             if held.attempted.is_settled:
                 self._end([held.attempted.outcome])
                 self._expect_more()
@@ -361,24 +372,15 @@ class Child:
         if self._session.is_waiting:
             self._holdings.note(looped=now)  # the loop waits, and the watchdog sees to it that it will not for long
 
-    def _tell_rest(self) -> None:
-        """Let the supervisor know whether there is a free slot here and nothing for it."""
+    def _speak(self) -> None:
+        """Let the supervisor know what it should."""
         takes_jobs = self._stop_by is None and self._jobs_left > len(self._held)
-        told = (self._claimer.rests_since if takes_jobs else 0.0, self._claimer.found_at)
-        if told != self._told:
-            self._holdings.note(rested=told[0], found=told[1])
-            if told[0] and not self._told[0]:
-                self._say(RESTS)
-            self._told = told
+        self._voice.tell_rest(self._claimer.rests_since if takes_jobs else 0.0, self._claimer.found_at)
+        self._voice.speak()
 
     def _mind_memory(self) -> None:
-        """Have this process replaced when it has grown too large."""
-        if self._config.max_memory is None or self._jobs_left <= 0 or time.monotonic() < self._weigh_at:
-            return
-        self._weigh_at = time.monotonic() + WEIGH_SECONDS
-        if (used := resident_megabytes()) > self._config.max_memory:
-            logger.info("Uses %d MB, more than --max-memory allows; no more jobs are claimed here.", used)
-            self._jobs_left = 0
+        if self._has_run_any and self._jobs_left > 0 and self._scales.show_too_much():
+            self._jobs_left = 0  # so that another takes this one's place
 
     # ---- sleeping and ending
 
@@ -388,6 +390,7 @@ class Child:
         if self._slots.finished:
             moments.append(max(now, self._retry_at))
         moments.append(max(self._settler.next_at, self._retry_at))
+        moments.append(self._voice.next_at)
         if self._buffered_since is not None and len(self._held) > self._config.concurrency:
             moments.append(self._buffered_since + STALE_BUFFER_SECONDS)
         if self._stop_by is not None:
@@ -442,8 +445,3 @@ class Child:
         # Its end: the supervisor is dead, and so are renewals. Be gone before the leases are.
         logger.warning("The supervisor is gone; stopping.")
         self.stop(min(self._config.grace, self._config.lease / 3))
-
-    def _say(self, word: bytes) -> None:
-        if self._voice is not None:
-            with suppress(OSError):  # a full pipe says it already
-                os.write(self._voice, word)

@@ -115,6 +115,11 @@ class Holdings:
             if state != _FREE
         ]
 
+    def count(self) -> int:
+        """Return how many claims are held at this moment."""
+        states = self._words[_offset(1) // 8 - 1 :: _ENTRY.size // 8].tolist()
+        return len(states) - states.count(_FREE)
+
     def note(self, **moments: float) -> None:
         """Write the vital signs named."""
         for name, moment in moments.items():

@@ -75,6 +75,10 @@ class Line:
         bell.acquire()
         self._has_called = False
 
+    @property
+    def has_jobs(self) -> bool:
+        return bool(self._jobs)
+
     def take_back(self) -> list[HeldJob]:
         """Return the jobs that no slot has taken."""
         jobs: list[HeldJob] = []

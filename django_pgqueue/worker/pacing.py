@@ -6,7 +6,7 @@ come in large batches, long ones are never hoarded. Nor are large ones, because 
 """
 
 BUFFERED_SECONDS = 0.1
-MAX_BUFFERED = 500
+MAX_BUFFERED = 2_000
 MAX_BUFFERED_CHARS = 16_000_000  # of arguments
 WEIGHT = 0.05  # of the newest job in the average
 

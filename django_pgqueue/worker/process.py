@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..outcomes import Claim
-from .child import MORE_JOBS, RESTS, STARTED
 from .config import WorkerConfig
 from .holdings import Held, Holdings, Vitals
 from .pacing import Pacing
+from .voice import MORE_JOBS, RESTS, STARTED
 
 # A write of at most PIPE_BUF bytes, 4,096 on Linux and 512 by POSIX, is never done by halves.
 CLAIMS_IN_A_WORD = max(select.PIPE_BUF // 64, 1)
@@ -108,6 +108,11 @@ class ChildProcess:
         """The claims that it holds now, or held when it died; none once it is forgotten."""
         with self._lock:
             return [] if self._is_forgotten else self._holdings.read()
+
+    def held_count(self) -> int:
+        """How many claims it holds."""
+        with self._lock:
+            return 0 if self._is_forgotten else self._holdings.count()
 
     def stop(self, grace: float) -> None:
         """Tell it to finish what runs, within *grace* seconds."""

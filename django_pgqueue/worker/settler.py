@@ -26,6 +26,7 @@ class Settler:
         self._ready: list[Outcome] = []
         self._busy: list[Outcome] = []
         self._busy_at = 0.0  # monotonic; when to try those again
+        self.since = 0.0  # monotonic; when the first of those that are ready arrived
 
     def __len__(self) -> int:
         return len(self._ready) + len(self._busy)
@@ -41,6 +42,8 @@ class Settler:
         return 0.0 if self._ready else self._busy_at if self._busy else float("inf")
 
     def add(self, outcomes: Iterable[Outcome]) -> None:
+        if not self._ready:
+            self.since = time.monotonic()
         self._ready += outcomes
 
     def write(self, connection: psycopg.Connection) -> Settlement:

@@ -71,6 +71,11 @@ class Slots:
         """Let the next free slots run *jobs*, in this order."""
         self._line.give(jobs)
 
+    @property
+    def has_waiting(self) -> bool:
+        """Whether there are jobs that no slot has begun."""
+        return self._line.has_jobs
+
     def take_back(self) -> list[HeldJob]:
         """Return the jobs that no slot has begun."""
         return self._line.take_back()

@@ -145,7 +145,7 @@ class Supervisor:
         """
         children = [child for child in self._children() if child is not but_not]
         if len(children) > 1:
-            free = {child: self._config.concurrency - len(child.held()) for child in children}
+            free = {child: self._config.concurrency - child.held_count() for child in children}
             # Of equals the one that has looked longest ago: looks have their price, and a limit for each child.
             idlest = max(children, key=lambda child: (free[child], -child.vitals().rested))
             children = [idlest] if free[idlest] > 0 else children
@@ -168,7 +168,7 @@ class Supervisor:
         for _ in self._places:
             self._places.append(self._places.pop(0))
             child = self._places[-1].child
-            if child is not None and len(child.held()) < self._config.concurrency:
+            if child is not None and child.held_count() < self._config.concurrency:
                 child.look()
                 return
 
