@@ -180,7 +180,8 @@ def test_a_search_for_an_id_finds_exactly_that_job(admin):
         response = admin.get(f"{LIST}?q={ids[2]}")
 
     assert shown_ids(response) == [ids[2]]
-    assert [sql for sql in map(sql_of, statements) if "::text" in sql] == []  # which no index serves
+    # A column as text is what no index serves; the sweep has arrays of texts.
+    assert [sql for sql in map(sql_of, statements) if "::text" in sql.replace("::text[]", "")] == []
 
 
 @pytest.mark.parametrize(

@@ -32,8 +32,8 @@ def count_effects(note):
     return Mark.objects.filter(note=note).count()
 
 
-def test_killed_before_its_claim_commits(start_worker):
-    """The row was never anyone's; the next worker runs it as if nothing had been."""
+def test_killed_while_its_claim_is_under_way(start_worker):
+    """A claim alone is one statement, which the server ends by itself: nobody has the job until its lease is over."""
     with a_place_to_wait_at(71) as lock, job_trigger(wait_while_becoming("running")):
         job = leave_mark.enqueue("effect")
         killed = start_worker(**SHORT).wait_ready()
@@ -44,8 +44,46 @@ def test_killed_before_its_claim_commits(start_worker):
 
         start_worker(**SHORT)
         wait_for_status(job.id, "done")
-    assert row(int(job.id), "attempts", "claim_version") == (1, 1)
+    assert row(int(job.id), "attempts", "claim_version") == (2, 3)
+    assert (count_effects("effect"), outcomes()) == (1, ["lost"])
+
+
+def test_a_child_killed_while_its_claim_is_under_way_costs_the_job_no_attempt(start_worker):
+    """Its supervisor looks until nothing is left of it, and knows that it has published no such claim."""
+    with a_place_to_wait_at(71) as lock, job_trigger(wait_while_becoming("running")):
+        job = leave_mark.enqueue("effect")
+        worker = start_worker(LEASE_SECONDS="600").wait_ready()
+        wait_until(lambda: a_child_is_in("WITH moment"), "the claim to be under way")
+
+        worker.signal_child(signal.SIGKILL)
+        worker.wait_for_log(r"Child \d+ died \(SIGKILL\)")
+        lock.release()
+
+        wait_for_status(job.id, "done")
+    assert row(int(job.id), "attempts", "claim_version") == (1, 3)
     assert (count_effects("effect"), outcomes()) == (1, [])
+
+
+def test_killed_before_the_claim_of_a_round_commits(start_worker):
+    """The row was never anyone's; the next worker runs it as if nothing had been. Nor was the end written."""
+    with a_place_to_wait_at(71) as lock, job_trigger(wait_while_becoming("running")), barrier(78) as holding:
+        lock.release()
+        first = mark_and_wait_for.enqueue("first", 78)
+        killed = start_worker("--concurrency", "1", **SHORT).wait_ready()
+        wait_for_mark("first")
+        here("SELECT pg_advisory_lock(71)")
+        job = leave_mark.enqueue("effect")
+        holding.release()  # its end and the claim of the next are one round
+        wait_until(lambda: a_child_is_in("WITH moment"), "the claim to be under way")
+
+        killed.kill_all()
+        here("SELECT pg_advisory_unlock(71)")
+
+        start_worker(**SHORT)
+        wait_for_status(job.id, "done")
+        wait_for_status(first.id, "done")
+    assert row(int(job.id), "attempts", "claim_version") == (1, 1)
+    assert row(int(first.id), "attempts", "claim_version") == (2, 3)
 
 
 def test_killed_after_its_claim_and_before_the_task_begins(start_worker):
@@ -93,8 +131,8 @@ def test_killed_after_the_effect_of_an_atomic_task_and_before_its_commit(start_w
     assert (count_effects("effect"), outcomes()) == (1, ["lost"])
 
 
-def test_a_child_killed_after_a_task_and_before_its_end_is_written_costs_it_no_attempt(start_worker):
-    """Its supervisor knows that this task was over: it has not killed the process, and runs again all the same."""
+def test_a_child_killed_while_the_end_of_a_task_is_written_has_it_written(start_worker):
+    """An ending alone is one statement, which the server ends by itself, and nothing runs again."""
     with a_place_to_wait_at(77) as lock, job_trigger(wait_while_becoming("done")):
         job = leave_mark.enqueue("effect")
         worker = start_worker(LEASE_SECONDS="600").wait_ready()
@@ -105,8 +143,8 @@ def test_a_child_killed_after_a_task_and_before_its_end_is_written_costs_it_no_a
         lock.release()
 
         wait_for_status(job.id, "done")
-    assert row(int(job.id), "attempts", "claim_version") == (1, 3)
-    assert (count_effects("effect"), outcomes()) == (2, ["released"])
+    assert row(int(job.id), "attempts", "claim_version") == (1, 1)
+    assert (count_effects("effect"), outcomes()) == (1, [])
 
 
 @pytest.mark.parametrize("is_atomic", [False, True], ids=["by the control loop", "with the effects of an atomic task"])
@@ -115,7 +153,7 @@ def test_killed_after_the_end_is_written_and_before_the_answer(start_worker, is_
     with a_place_to_wait_at(75) as lock, job_trigger(wait_while_becoming("done"), at_commit=True):
         job = atomic_mark_and_wait_for.enqueue("effect", 76) if is_atomic else leave_mark.enqueue("effect")
         killed = start_worker(**SHORT).wait_ready()
-        wait_until(lambda: count_commits() == 1, "the end to be in its COMMIT")
+        wait_until(lambda: count_commits() == 1, "the end to be written, and not committed")
 
         killed.kill_all()
         lock.release()
@@ -140,5 +178,5 @@ def count_waiting():
 def count_commits():
     return here(
         "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'PgSleep'"
-        " AND query ILIKE 'COMMIT%' AND pid <> pg_backend_pid()"
+        " AND (query ILIKE 'COMMIT%' OR query ILIKE '%UPDATE django_pgqueue_job%') AND pid <> pg_backend_pid()"
     )[0][0]
