@@ -114,12 +114,12 @@ class TestIdle:
 
 class TestClaiming:
     def test_what_is_claimed_while_the_signal_arrives_goes_back_unstarted(self, start_worker):
-        """R12: the claim is in its COMMIT when the worker is told to stop."""
+        """R12: the claim, a statement of its own, is committing when the worker is told to stop."""
         wait = "WHILE NEW.status = 'running' AND pgqueue_test_is_held() LOOP PERFORM pg_sleep(0.01); END LOOP;"
         with a_place_to_wait_at(21) as lock, job_trigger(wait, at_commit=True):
             jobs = leave_mark.enqueue_many([[f"{number}"] for number in range(3)])
             worker = start_worker("-v", "2").wait_ready()
-            wait_until(lambda: a_child_is_in("COMMIT"), "the claim to be in its COMMIT")
+            wait_until(lambda: a_child_is_in("WITH moment"), "the claim to be committing")
 
             worker.signal(signal.SIGTERM)
             worker.wait_for_log("Told to stop")
