@@ -20,7 +20,7 @@ def test_a_job_whose_task_segfaults_is_a_dead_letter_after_its_attempts_and_cost
     let_it_learn_that_jobs_are_short()
 
     with transaction.atomic():
-        poison = int(segfault.using(priority=1).enqueue().id)
+        poison = int(segfault.enqueue().id)
         nothing.enqueue_many([[]] * QUICK)
     wait_until(lambda: row(poison, "status", "attempts") == ("pending", 1), "the first death")
     wait_until_others_are_done(poison)
