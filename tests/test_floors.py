@@ -289,7 +289,7 @@ def test_an_empty_band_s_floor_follows_the_clock_when_others_empty_it(session, c
 
 
 def test_a_look_is_paid_for_with_a_pause(monkeypatch):
-    """R33: idle twenty times as long as it took, busy a hundred; as many times longer as there are children."""
+    """R33: idle twenty times as long as it took beyond 2 ms, busy a hundred; as many times longer as children look."""
     clock = SimpleNamespace(now=1_000.0, monotonic=lambda: clock.now)
 
     def look_for(seconds, share):
@@ -305,8 +305,9 @@ def test_a_look_is_paid_for_with_a_pause(monkeypatch):
 
     monkeypatch.setattr(floors_module, "time", clock)
 
-    assert look_for(0.5, 1) == (10.0, 50.0)
-    assert look_for(0.5, 3) == (30.0, 150.0)
+    assert look_for(0.502, 1) == (10.0, 50.0)
+    assert look_for(0.502, 3) == (30.0, 150.0)
+    assert look_for(0.002, 1) == (0.004, 0.1)
     assert look_for(0.000_001, 1) == (0.004, 0.1)
     assert look_for(0.000_001, 3) == (0.012, 0.3)
 

@@ -20,6 +20,7 @@ from .config import Queues
 
 IDLE_PAUSES = 20  # in times of what the last look took
 BUSY_PAUSES = 100
+FREE_SECONDS = 0.002  # of each, which it takes when there is nothing to walk over
 SHORTEST_IDLE_PAUSE_SECONDS = 0.004
 SHORTEST_BUSY_PAUSE_SECONDS = 0.1
 CHEAP_SECONDS = 0.004
@@ -156,9 +157,9 @@ class Floors:
 
     def _charge(self, took: float) -> None:
         """Let the next looks wait for what this one, or the claim that followed, has cost."""
-        now = time.monotonic()
-        self._may_look_at = max(self._may_look_at, now + self._share * IDLE_PAUSES * took)
-        self._look_at = max(self._look_at, now + self._share * BUSY_PAUSES * took)
+        now, dear = time.monotonic(), max(took - FREE_SECONDS, 0.0)
+        self._may_look_at = max(self._may_look_at, now + self._share * IDLE_PAUSES * dear)
+        self._look_at = max(self._look_at, now + self._share * BUSY_PAUSES * dear)
 
     def _set_reach(self, took: float, now: float) -> None:
         was_dear, self._was_dear = self._was_dear, took > DEAR_SECONDS
