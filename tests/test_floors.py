@@ -156,6 +156,24 @@ def test_a_job_whose_transaction_was_open_while_later_ones_were_claimed_is_found
     assert job_id < later[0]
 
 
+def test_a_steady_stream_of_jobs_does_not_keep_a_child_from_looking_for_late_ones(session, claimer):
+    """R31, R33: woken again and again, it finds a job each time, and not all that it could take."""
+    with actor() as late:
+        sql(late, "BEGIN")
+        [(late_id,)] = sql(late, INSERT_SQL)
+        enqueue()
+        claim_all(session, claimer, 1)
+        sql(late, "COMMIT")
+
+    def is_found_beside_others():
+        wait_until(claimer._floors.may_look, "the next look")
+        enqueue()
+        claimer.wake()
+        return claimer.is_due(time.monotonic()) and late_id in claim(session, claimer)
+
+    assert [is_found_beside_others() for _ in range(2)].count(True) == 1
+
+
 def test_a_claim_that_was_rolled_back_beside_the_floor_is_found_again(session, claimer):
     """R20, R33: what another worker held when this one passed comes back below its floor."""
     ids = enqueue_jobs(5)

@@ -40,6 +40,9 @@ class Claimer:
         self._was_asked = False
         self._is_behind_s_turn = False
         self._will_look = False  # next time, before it claims again
+        self._owes_look = (
+            False  # it was woken instead: now it looks in any case, or a steady stream would keep it from it
+        )
 
     def wake(self) -> None:
         """Claim next time: there may be a job. From any thread."""
@@ -61,6 +64,7 @@ class Claimer:
     def is_due(self, now: float) -> bool:
         """Whether to claim at the moment *now*. Takes note of who has called."""
         if self._was_woken:
+            self._owes_look = self._will_look
             self._was_woken = self._was_asked = self._will_look = False
             self.at = 0.0
         return self._was_asked or now >= self.at
@@ -94,19 +98,22 @@ class Claimer:
         began = time.monotonic()
         self.lease_ends = began + self._config.lease
         jobs = self._claim(connection, owner, wanted)
-        has_looked = not jobs and floors.may_look()
+        has_looked = (not jobs or (self._owes_look and len(jobs) < wanted)) and floors.may_look()
+        found: list[claiming.ClaimedJob] = []
         if has_looked:
             floors.look(connection, everywhere=self._config.burst)
-            jobs = self._claim(connection, owner, wanted) if floors.any_due() else []
+            found = self._claim(connection, owner, wanted - len(jobs)) if floors.any_due() else []
+            jobs = [*found, *jobs]
         elif len(jobs) == wanted and floors.must_look():
             floors.look(connection)
+        self._owes_look = False
         if jobs:
             self.found_at = began
         if len(jobs) == wanted:
             self.rests_since = 0.0
         if floors.look_behind(connection) or len(jobs) == wanted:
             self.at = 0.0
-        elif has_looked and not jobs:
+        elif has_looked and not found:
             self.is_drained = not floors.any_due()
             self._rest(began)
         else:
