@@ -116,3 +116,24 @@ def switching_often():
     sys.setswitchinterval(0.00001)
     yield
     sys.setswitchinterval(interval)
+
+
+@pytest.fixture
+def make_slots():
+    """Start so many slots in this process; every job that they were given must have ended with the test."""
+    from django_pgqueue.worker.holdings import Holdings
+    from django_pgqueue.worker.slots import Slots
+
+    made = []
+
+    def make(count):
+        holdings = Holdings.create(500)
+        slots = Slots(count, holdings, 0, "default", on_finish=lambda: None)
+        slots.start()
+        made.append((slots, holdings))
+        return slots
+
+    yield make
+    for slots, holdings in made:
+        slots.stop()
+        holdings.close()

@@ -10,8 +10,6 @@ from django.db import connection
 from django_pgqueue.compat import task_started
 from django_pgqueue.outcomes import Failed, Retried, Succeeded
 from django_pgqueue.worker.held import HeldJob
-from django_pgqueue.worker.holdings import Holdings
-from django_pgqueue.worker.slots import Slots
 
 from .app import tasks
 from .app.models import Mark
@@ -20,23 +18,6 @@ from .helpers import PATIENCE_SECONDS, claim_one, wait_until
 pytestmark = pytest.mark.django_db(transaction=True)
 
 local = contextvars.ContextVar("local", default="nobody's")
-
-
-@pytest.fixture
-def make_slots():
-    made = []
-
-    def make(count):
-        holdings = Holdings.create(500)
-        slots = Slots(count, holdings, 0, "default", on_finish=lambda: None)
-        slots.start()
-        made.append((slots, holdings))
-        return slots
-
-    yield make
-    for slots, holdings in made:
-        slots.stop()
-        holdings.close()
 
 
 def held_job(slots, action, task=tasks.act_async):

@@ -12,9 +12,7 @@ from django_pgqueue.exceptions import Interruption, TaskTimeout
 from django_pgqueue.outcomes import Retried, Succeeded
 from django_pgqueue.worker.attempt import Attempted, Begun
 from django_pgqueue.worker.held import HeldJob
-from django_pgqueue.worker.holdings import Holdings
 from django_pgqueue.worker.interrupter import Interrupter
-from django_pgqueue.worker.slots import Slots
 
 from .app import tasks
 from .app.models import Mark
@@ -25,23 +23,6 @@ pytestmark = [
     # An interruption may arrive in a destructor, or in a callback of the garbage collector, and is lost there.
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
-
-
-@pytest.fixture
-def make_slots():
-    made = []
-
-    def make(count):
-        holdings = Holdings.create(500)
-        slots = Slots(count, holdings, 0, "default", on_finish=lambda: None)
-        slots.start()
-        made.append((slots, holdings))
-        return slots
-
-    yield make
-    for slots, holdings in made:
-        slots.stop()
-        holdings.close()
 
 
 def give(slots, action, task=tasks.act):

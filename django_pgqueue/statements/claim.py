@@ -322,11 +322,6 @@ def due(bands: Sequence[Band]) -> list[Band]:
     )
 
 
-def next_due_in(bands: Sequence[Band]) -> float | None:
-    """Return the seconds until the first job of *bands* that is not due yet becomes so."""
-    return min((band.due_in for band in bands if band.due_in > 0), default=None)
-
-
 def earlier_attempts(connection: Connection, jobs: Sequence[ClaimedJob]) -> dict[int, list[EarlierAttempt]]:
     """Return, by id, the counted attempts that those of *jobs* had before, oldest first."""
     retried = [job.id for job in jobs if job.attempts > 1]

@@ -40,9 +40,8 @@ class Claimer:
         self._was_asked = False
         self._is_behind_s_turn = False
         self._will_look = False  # next time, before it claims again
-        self._owes_look = (
-            False  # it was woken instead: now it looks in any case, or a steady stream would keep it from it
-        )
+        # It was woken instead, and looks in any case now: a steady stream of jobs would keep it from it.
+        self._owes_look = False
 
     def wake(self) -> None:
         """Claim next time: there may be a job. From any thread."""

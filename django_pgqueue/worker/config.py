@@ -1,11 +1,9 @@
 """What one worker is told to do: the flags of ``runworker`` and its backend's options, ready for a child."""
 
 import json
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
 from ..conf import Notify
-from ..statements.claim import Band
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +25,6 @@ class Queues:
 
     def serves(self, queue_name: str) -> bool:
         return queue_name not in self.excluded and (not self.named or queue_name in self.named)
-
-    def served(self, bands: Iterable[Band]) -> list[Band]:
-        return [band for band in bands if self.serves(band.queue_name)]
 
     @classmethod
     def of(cls, values: dict[str, list[str]]) -> "Queues":

@@ -176,12 +176,11 @@ class Session:
         limit = self.limit_seconds if limit_seconds is None else min(limit_seconds, self.limit_seconds)
         connection.answer_within = limit * ANSWER_FACTOR
         try:
-            # Never prepared: there is nothing to plan.
-            connection.execute(BEGIN_SQL if connection.is_direct else BEGIN_ROUND_SQL, prepare=False)
+            execute(connection, BEGIN_SQL if connection.is_direct else BEGIN_ROUND_SQL)
             if limit != (self.limit_seconds if connection.is_direct else ROUND_LIMIT_SECONDS):
                 fetch(connection, LIMIT_SQL, _limits(limit, for_the_round=True))
             yield connection
-            connection.execute("COMMIT", prepare=False)
+            execute(connection, "COMMIT")
         except BaseException:
             with suppress(psycopg.Error):
                 execute(connection, "ROLLBACK")

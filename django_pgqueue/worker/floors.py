@@ -14,7 +14,7 @@ seconds only, as far as it is cheap. What lies before that is looked at behind i
 import time
 from collections.abc import Sequence
 
-from ..statements.claim import Band, ClaimedJob, Part, sweep_parts
+from ..statements.claim import Band, ClaimedJob, Part, Sweep, sweep_parts
 from ..statements.database import Connection
 from .config import Queues
 
@@ -117,7 +117,7 @@ class Floors:
         reach = INFINITY if everywhere else self._reach
         since = began + self._clock_offset - reach
         parts = [Part(band.queue_name, band.priority, min(since, band.floor_at)) for band in self._bands.values()]
-        seen = sweep_parts(connection, parts, self._queues.to_sweep, self._queues.excluded)
+        seen = self._sweep(connection, parts)
         now = time.monotonic()
         self._clock_offset = seen.clock - now
         is_dear = now - began > DEAR_SECONDS
@@ -146,14 +146,16 @@ class Floors:
         until = clock - self._reach if self._behind_until is None else self._behind_until
         since = until - self._behind_width if until - self._behind_width > self._oldest else -INFINITY
         parts = [Part(band.queue_name, band.priority, since, until) for band in self._bands.values()]
-        seen = sweep_parts(connection, parts, self._queues.to_sweep, self._queues.excluded).bands
-        are_below = [self._lower(found) for found in seen]
+        are_below = [self._lower(found) for found in self._sweep(connection, parts).bands]
         took = time.monotonic() - began
         self._behind_width *= max(min(PIECE_SECONDS / max(took, 1e-6), REACH_GROWTH), 1 / REACH_GROWTH)
         self._behind_until = None if since == -INFINITY else since
         pause = max(SHORTEST_BUSY_PAUSE_SECONDS, BUSY_PAUSES / 2 * took)
         self._look_behind_at = time.monotonic() + self._share * pause
         return any(are_below)
+
+    def _sweep(self, connection: Connection, parts: Sequence[Part]) -> Sweep:
+        return sweep_parts(connection, parts, self._queues.to_sweep, self._queues.excluded)
 
     def _charge(self, took: float) -> None:
         """Let the next looks wait for what this one, or the claim that followed, has cost."""
