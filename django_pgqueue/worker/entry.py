@@ -6,6 +6,7 @@ loop. Around that loop, the process is kept apart from what tasks start: they ge
 handlers of signals, nor a say in when it ends.
 """
 
+import gc
 import json
 import os
 import signal
@@ -82,6 +83,9 @@ def _serve(words: TextIO) -> int:
     holdings = Holdings(parameters["holdings"], Pacing.capacity(config.concurrency))
     child = Child(config, parameters["owner"], parameters["application_name"], holdings, words, parameters["voice"])
     child_of.append(child)
+    # What is here now stays: no collection need walk over it again. What is garbage already must not stay.
+    gc.collect()
+    gc.freeze()
     os.write(parameters["voice"], STARTED)
     return child.run()
 
