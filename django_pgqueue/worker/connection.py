@@ -119,12 +119,14 @@ class WatchedConnection(psycopg.Connection):
 
 
 class _WatchedCursor(psycopg.Cursor):
-    def execute(self, *args: Any, **options: Any) -> "_WatchedCursor":
+    def execute(self, query: Any, params: Any = None, **options: Any) -> "_WatchedCursor":
         connection = self.connection
         assert isinstance(connection, WatchedConnection)
-        options["prepare"] = connection.is_direct and args[0] in PREPARED
+        options["prepare"] = connection.is_direct and query in PREPARED
+        # To read numbers as text takes longer than all else of a row. What has no parameters may be several statements.
+        options["binary"] = params is not None
         with connection.waiting():
-            super().execute(*args, **options)
+            super().execute(query, params, **options)
         return self
 
 
