@@ -156,7 +156,7 @@ def test_a_claim_begins_an_attempt_with_a_lease():
     [job] = Job.objects.claim("host:1", lease_seconds=90)
 
     stored = Job.objects.get(pk=job_id)
-    assert job[:5] == (job_id, 1, "default", "email", "tests.app.tasks.add")
+    assert job[:4] == ((job_id, 1), "default", "email", "tests.app.tasks.add")
     assert (job.args, job.kwargs) == ('["ü", {"a": 1}]', '{"b": null}')
     assert (job.priority, job.attempts, job.max_attempts, job.claimed_by) == (7, 1, 3, "host:1")
     assert (job.created_at, job.started_at, job.claimed_at) == (

@@ -339,7 +339,8 @@ def values_for(table, count):
     return {
         "ids": ids,
         "fences": [f"{job_id}:1:running" for job_id in ids],
-        "results": ['{"a": 1}'] * count,
+        "version": 1,
+        "results": json.dumps({job_id: {} for job_id in ids}),
         "delays": [15.0] * count,
         "summaries": ["summary"] * count,
         "error_classes": ["a.B"] * count,
@@ -368,7 +369,8 @@ SETTLE = {
     "release": settling.RELEASE_SQL,
     "interrupt": settling.INTERRUPT_SQL,
 }
-SIZES = [(kind, count) for kind in SETTLE for count in (1, 50, 200)] + [("succeed", 1000)]
+SIZES = [(kind, count) for kind in SETTLE for count in (1, 50, 200)]
+SIZES += [("succeed", 1000), ("succeed with a result", 1000)]
 
 
 @pytest.mark.parametrize(("kind", "count"), SIZES, ids=lambda value: str(value))

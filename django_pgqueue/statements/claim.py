@@ -13,7 +13,7 @@ a claim begins there. And whoever knows bands already can sweep what lies betwee
 
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from operator import attrgetter
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from ..outcomes import Claim
@@ -59,8 +59,7 @@ class Sweep(NamedTuple):
 class ClaimedJob(NamedTuple):
     """A claimed row, as far as an attempt needs it. *args* and *kwargs* are JSON texts; moments are as in `Band`."""
 
-    id: int
-    claim_version: int
+    claim: Claim
     backend: str
     queue_name: str
     task_path: str
@@ -77,8 +76,12 @@ class ClaimedJob(NamedTuple):
     claimed_at: float
 
     @property
-    def claim(self) -> Claim:
-        return Claim(self.id, self.claim_version)
+    def id(self) -> int:
+        return self.claim.job_id
+
+    @property
+    def claim_version(self) -> int:
+        return self.claim.version
 
 
 def _first(condition: str) -> str:
@@ -219,6 +222,9 @@ RETURNING id, claim_version, backend, queue_name, task_path, args::text, kwargs:
           date_part('epoch', claimed_at)
 """
 
+_PRIORITY = itemgetter(7)  # of the columns returned
+_AGE = itemgetter(12, 0)
+
 # What a retried job's TaskResult shows of its past.
 EARLIER_SQL = """
 SELECT job_id, worker, error_class, traceback
@@ -307,11 +313,10 @@ def claim(
         "limit": limit,
         "lease_seconds": lease_seconds,
     }
-    # RETURNING promises no order.
-    by_age = sorted(
-        map(ClaimedJob._make, fetch(connection, CLAIM_SQL, parameters)), key=attrgetter("available_at", "id")
-    )
-    return sorted(by_age, key=attrgetter("priority"), reverse=True)
+    rows = fetch(connection, CLAIM_SQL, parameters)
+    rows.sort(key=_AGE)  # RETURNING promises no order
+    rows.sort(key=_PRIORITY, reverse=True)
+    return [ClaimedJob._make((Claim._make(row[:2]), *row[2:])) for row in rows]
 
 
 def due(bands: Sequence[Band]) -> list[Band]:
