@@ -108,6 +108,10 @@ class Begun:
             return self.args
         return [Context(task_result=self.result, is_cancelled=surroundings.is_lost), *self.args]
 
+    def perform(self, surroundings: Surroundings) -> Succeeded:
+        """Call the task and return how the attempt ends by that; raises what the task or `succeeded` raises."""
+        return self.succeeded(surroundings.call(self.task, self.arguments(surroundings), self.kwargs))
+
     def succeeded(self, value: Any) -> Succeeded:
         """Return how the attempt ends by *value*; raises what `failed` takes if it cannot be stored."""
         try:
@@ -168,14 +172,11 @@ def run(
     begun = begin(job, earlier)
     if isinstance(begun, Attempted):
         return begun
-
-    def perform() -> Succeeded:
-        return begun.succeeded(surroundings.call(begun.task, begun.arguments(surroundings), begun.kwargs))
-
     try:
         if getattr(begun.task, "atomic", False):
+            perform = partial(begun.perform, surroundings)
             return begun.ended(surroundings.atomically(perform), is_settled=surroundings.settles)
-        return begun.ended(perform())
+        return begun.ended(begun.perform(surroundings))
     except BaseException as error:  # SystemExit, too, is only the end of this attempt
         return begun.failed(error, surroundings.reason(), backoff)
 

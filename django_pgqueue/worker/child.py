@@ -333,8 +333,9 @@ class Child:
         endings: list[Ending] = []
         for written in outcomes:
             held = self._forget(written.claim)
-            is_quiet = not are_heard and isinstance(written, Succeeded)
-            if held is not None and held.attempted is not None and not is_quiet:
+            if isinstance(written, Succeeded) and not are_heard:
+                continue
+            if held is not None and held.attempted is not None:
                 endings.append((held.attempted, written))
             if isinstance(written, (Retried, Snoozed)):
                 self._claimer.expect_jobs(time.monotonic() + written.delay_seconds)

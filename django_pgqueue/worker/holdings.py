@@ -91,7 +91,7 @@ class Holdings:
 
     def start(self, place: int) -> None:
         """Say that the task of the claim at *place* may begin at any moment from now on."""
-        self._write_state(place, _STARTED)
+        self._words[place] = _STARTED
 
     def limit(self, place: int, deadline: float) -> None:
         """Say that the task of the claim at *place* must have ended at the moment *deadline*."""
@@ -99,11 +99,11 @@ class Holdings:
 
     def finish(self, place: int) -> None:
         """Say that the task of the claim at *place* is over: what becomes of this process is not its doing."""
-        self._write_state(place, _FINISHED)
+        self._words[place] = _FINISHED
 
     def remove(self, place: int) -> None:
         """Forget the claim at *place*."""
-        self._write_state(place, _FREE)
+        self._words[place] = _FREE
         self._free.append(place)
 
     def read(self) -> list[Held]:
