@@ -5,13 +5,13 @@ from urllib.parse import urlsplit
 import pytest
 
 from django_pgqueue.models import Job
-from django_pgqueue.statements.bell import ANY_KEY
 from django_pgqueue.worker.listener import Listener
 
 from .app.models import Mark
 from .app.worker_tasks import leave_mark
 from .helpers import database_alias, here, second_connection, sql, wait_until, worker_config
 from .pooler import pgbouncer
+from .workers import listener
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -23,16 +23,6 @@ def run_by_notification(*notes):
     for note in notes:
         leave_mark.enqueue(note)
         wait_until(lambda note=note: Mark.objects.filter(note=note).exists(), f"mark {note!r}")
-
-
-def listener():
-    """The process id of the backend that listens and sleeps, and whether it is idle."""
-    found = here(
-        "SELECT pid, state, backend_xmin IS NULL FROM pg_stat_activity JOIN pg_locks USING (pid)"
-        " WHERE application_name LIKE 'pgqueue listener%%' AND locktype = 'advisory' AND objid = %s",
-        [ANY_KEY],
-    )
-    return found[0] if found else None
 
 
 @pytest.mark.direct("its sessions are looked at in the server")

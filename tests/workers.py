@@ -14,6 +14,7 @@ from typing import Any
 from django.db import connections
 
 from django_pgqueue.models import Job
+from django_pgqueue.statements.bell import FIRST_LEAD_KEY
 
 from .app.models import Mark
 from .app.worker_tasks import write_after_reading
@@ -161,6 +162,21 @@ def wait_for_mark(note: str, count: int = 1) -> None:
 
 def wait_for_status(job_id: int | str, status: str) -> None:
     wait_until(lambda: row(int(job_id), "status") == (status,), f"job {job_id} to be {status}")
+
+
+def listener() -> tuple[int, str, bool] | None:
+    """
+    The backend that listens for a worker and is rung: its process id, its state, and whether it has no snapshot.
+
+    Of two at the same time, as after a connection that the server does not know to be lost, one has the lock.
+    """
+    found = here(
+        "SELECT pid, state, backend_xmin IS NULL FROM pg_stat_activity JOIN pg_locks USING (pid)"
+        " WHERE datname = current_database() AND application_name LIKE 'pgqueue listener%%'"
+        " AND locktype = 'advisory' AND granted AND objid >= %s",
+        [FIRST_LEAD_KEY],
+    )
+    return found[0] if found else None
 
 
 class JobInHand:
