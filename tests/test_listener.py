@@ -1,16 +1,36 @@
 """Hearing of jobs: over what connections notifications arrive, and what a worker does where they cannot."""
 
+import threading
+import time
 from urllib.parse import urlsplit
 
 import pytest
 
 from django_pgqueue.models import Job
+from django_pgqueue.statements.database import CANCEL_CHANNEL
+from django_pgqueue.statements.enqueue import insert_job
+from django_pgqueue.worker import connection as connection_module
+from django_pgqueue.worker import doorbell as doorbells
+from django_pgqueue.worker import listener as listener_module
+from django_pgqueue.worker.holdings import Vitals
 from django_pgqueue.worker.listener import Listener
+from django_pgqueue.worker.watchdog import Watchdog
 
 from .app.models import Mark
 from .app.worker_tasks import leave_mark
-from .helpers import database_alias, here, second_connection, sql, wait_until, worker_config
+from .helpers import (
+    PATIENCE_SECONDS,
+    database_alias,
+    enqueue,
+    here,
+    new_job,
+    second_connection,
+    sql,
+    wait_until,
+    worker_config,
+)
 from .pooler import pgbouncer
+from .proxy import Proxy
 from .workers import listener
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -61,6 +81,158 @@ class TestDirectly:
 
         assert worker.stop() == 0
         assert WARNING not in worker.log
+
+
+class Resting:
+    """A child that has always just looked, and has a free slot still."""
+
+    was_told_to_stop = False
+
+    def vitals(self):
+        now = time.monotonic()
+        return Vitals(looped=now, worked=now, breathed=now, leased=0.0, rested=now)
+
+
+class Listening(Listener):
+    """A listener in this process, behind *proxy*, and watched."""
+
+    def __init__(self, proxy):
+        self._proxy = proxy
+        self.woken = threading.Event()
+        self._told_to_check = threading.Event()
+        super().__init__(
+            worker_config(database="proxied"),
+            children=lambda: [Resting()],
+            wake=self.woken.set,
+            look=list,
+            check_claims=self._told_to_check.set,
+        )
+        self._watchdog = Watchdog(self.sessions)
+        self._watchdog.start()
+        self.start()
+
+    def run(self):
+        with self._proxy.alias("proxied"):  # of this thread
+            super().run()
+
+    def end(self):
+        self.stop()
+        self.join(PATIENCE_SECONDS)
+        self._watchdog.stop()
+
+    def must_hear(self):
+        """It hears, by a connection that leads, whatever others the server still has."""
+        wait_until(lambda: here(f"NOTIFY {CANCEL_CHANNEL}") or self._told_to_check.is_set(), "a cancellation to arrive")
+        wait_until(lambda: (listener() or (None,))[0] == newest_listener(), "it to lead")
+        wait_until(lambda: not self._doorbell._lacks_locks, "the other lock")
+        self.woken.clear()
+        enqueue()
+        assert self.woken.wait(PATIENCE_SECONDS)
+
+
+def newest_listener():
+    return here(
+        "SELECT pid FROM pg_stat_activity WHERE datname = current_database()"
+        " AND application_name LIKE 'pgqueue listener%' ORDER BY backend_start DESC LIMIT 1"
+    )[0][0]
+
+
+class TestHalfOpen:
+    """The network swallows a connection without a word, at each of the moments at which something is asked."""
+
+    @pytest.fixture
+    def proxy(self):
+        with Proxy.to_database() as proxy:
+            yield proxy
+
+    @pytest.fixture
+    def listen(self, proxy, monkeypatch):
+        monkeypatch.setattr(connection_module, "ROUND_LIMIT_SECONDS", 0.2)
+        monkeypatch.setattr(listener_module, "CHECK_SECONDS", 0.1)
+        monkeypatch.setattr(listener_module, "PROBE_SECONDS", 0.2)
+        monkeypatch.setattr(doorbells, "WAIT_SECONDS", 0.1)
+        monkeypatch.setattr(doorbells, "ANSWER_SECONDS", 0.2)
+        started = []
+
+        def listen():
+            started.append(Listening(proxy))
+            return started[-1]
+
+        yield listen
+        for each in started:
+            each.end()
+
+    @pytest.mark.parametrize(
+        "statement",
+        [
+            r"SELECT pg_backend_pid\(\)$",
+            "SET default_transaction_isolation",
+            r"set_config\('statement_timeout'",
+            "LISTEN",
+            "SET tcp_keepalives_idle",
+            "SELECT pid, backend_start",
+            "pg_try_advisory_lock",
+            "^SELECT 1$",
+        ],
+    )
+    def test_when_a_statement_is_not_answered(self, proxy, listen, statement):
+        lost = proxy.lose_commit_answer(statement, silently=True)
+
+        listening = listen()
+        lost.wait(PATIENCE_SECONDS)
+
+        listening.must_hear()
+
+    @pytest.mark.parametrize("statement", ["LISTEN .*_probe_", "NOTIFY .*_probe_", "UNLISTEN"])
+    def test_while_it_tries_out_whether_notifications_arrive(self, proxy, listen, monkeypatch, statement):
+        monkeypatch.setattr(connection_module, "is_pooled", lambda connection: True)
+        lost = proxy.lose_commit_answer(statement, silently=True)
+
+        listening = listen()
+        lost.wait(PATIENCE_SECONDS)
+
+        listening.must_hear()
+
+    def test_when_the_end_of_a_lost_session_is_not_answered(self, proxy, listen):
+        listening = listen()
+        wait_until(listener, "it to lead")
+        lost = proxy.lose_commit_answer("pg_terminate_backend", silently=True)
+
+        proxy.reset()
+        lost.wait(PATIENCE_SECONDS)
+
+        listening.must_hear()
+
+    @pytest.mark.parametrize("statement", ["SET lock_timeout = '0", r"pg_advisory_lock\("])
+    def test_while_it_waits_for_enqueues_in_flight(self, proxy, listen, statement):
+        with second_connection() as someone:
+            sql(someone, "BEGIN")
+            insert_job(someone, new_job())
+            lost = proxy.lose_commit_answer(statement, silently=True)
+            listening = listen()
+            wait_until(lambda: lost.happened or waits_for_a_lock(), "it to wait")
+            sql(someone, "COMMIT")
+        lost.wait(PATIENCE_SECONDS)
+
+        listening.must_hear()
+
+    def test_while_nothing_is_asked_and_nobody_can_connect(self, proxy, listen):
+        listening = listen()
+        wait_until(listener, "it to lead")
+        before = proxy.accepted
+
+        proxy.go_deaf()
+        wait_until(lambda: proxy.accepted > before, "another try")
+        proxy.forward()
+
+        listening.must_hear()
+
+
+def waits_for_a_lock():
+    return here(
+        "SELECT 1 FROM pg_stat_activity WHERE datname = current_database()"
+        " AND application_name LIKE 'pgqueue bell%' AND wait_event_type = 'Lock'"
+    )
 
 
 @pytest.mark.pgbouncer
