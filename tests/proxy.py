@@ -10,6 +10,8 @@ A network that fails on demand: a TCP proxy between workers and PostgreSQL, in t
         proxy.refuse()                     # cut what is open, and let nobody connect, until forward()
         lost = proxy.lose_commit_answer("UPDATE django_pgqueue_job")
         lost.wait(10)                      # committed, and the client will never know
+        with proxy.recording() as statements:
+            ...                            # what each session has asked meanwhile
 
 While it is deaf, the proxy reads what it is sent, so that the kernels acknowledge it: neither ``tcp_user_timeout``
 nor keepalives notice. The server is not told either when a client gives such a connection up, and keeps its
@@ -66,6 +68,7 @@ class Proxy:
         self._mode = "forward"
         self._traps: list[Lost] = []
         self._is_closed = False
+        self._records: list[list[tuple[str, str]]] = []
         self.accepted = 0  # connections, so far
         self._listening = self._listen(0)
         self.port: int = self._listening.getsockname()[1]
@@ -102,6 +105,16 @@ class Proxy:
     def open_connections(self) -> int:
         with self._lock:
             return sum(not link.is_over for link in self._links)
+
+    @contextmanager
+    def recording(self) -> Iterator[list[tuple[str, str]]]:
+        """A list of all statements that pass meanwhile, each after the application_name of its session."""
+        statements: list[tuple[str, str]] = []
+        self._records = [*self._records, statements]
+        try:
+            yield statements
+        finally:
+            self._records = [record for record in self._records if record is not statements]
 
     # ---- what can go wrong
 
@@ -201,6 +214,10 @@ class Proxy:
         server.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return server
 
+    def _record(self, application_name: str, statement: str) -> None:
+        for record in self._records:
+            record.append((application_name, statement))
+
     def _take_trap(self, statement: str) -> Lost | None:
         with self._lock:
             for trap in self._traps:
@@ -230,6 +247,7 @@ class _Link:
         self._from_client = b""
         self._answer = b""  # to a COMMIT that is to be lost
         self._is_started = False
+        self._application_name = ""
         self._prepared: dict[str, str] = {}  # statements by their names
         self._is_in_transaction = False
         self._trap: Lost | None = None  # of the open transaction
@@ -314,6 +332,9 @@ class _Link:
             self._client.sendall(b"N")
             return False
         self._is_started = code != _CANCEL
+        words = [word.decode(errors="replace") for word in message[8:].split(b"\0")]
+        if "application_name" in words[::2]:
+            self._application_name = words[words[::2].index("application_name") * 2 + 1]
         self._server = self._proxy._connect()
         return True
 
@@ -330,6 +351,7 @@ class _Link:
             statement = self._prepared.get(name.decode(), "")
         else:
             return
+        self._proxy._record(self._application_name, statement)
         words = statement.strip().upper()
         if words.startswith("BEGIN"):
             self._is_in_transaction = True

@@ -45,9 +45,10 @@ from .helpers import (
     wait_until,
     worker_config,
 )
+from .proxy import Proxy
 from .servers import servers
 from .test_database_away import programs as programs
-from .workers import barrier, wait_for_mark
+from .workers import barrier, wait_for_mark, wait_for_status
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -523,6 +524,26 @@ class TestProcesses:
             wait_for_mark(f"{number}")
 
         assert worker.stop() == 0
+
+    def test_one_of_many_idle_children_looks_for_a_job(self, start_worker):
+        """Each job costs few statements, however many children there are."""
+        jobs, children = 20, 4
+        [(tomorrow,)] = here("SELECT clock_timestamp() + interval '1 day'")
+        enqueue(run_after=tomorrow)  # so that each child knows the band, and sends a claim whenever it is woken
+        with Proxy.to_database() as proxy:
+            worker = start_worker("--processes", f"{children}", DATABASE_URL=proxy.url, POLL_SECONDS="600")
+            wait_until(lambda: worker.log.count("is ready") == children, "all children")
+            wait_until(sleeper, "it to sleep")
+
+            with proxy.recording() as statements:
+                for number in range(jobs):
+                    wait_for_status(leave_mark.enqueue(f"{number}").id, "done")
+
+            assert worker.stop() == 0
+        theirs = [statement for name, statement in statements if name.startswith("pgqueue child")]
+        assert sum("SET status = 'done'" in statement for statement in theirs) == jobs
+        searches = sum("SET status = 'running'" in each or "WITH RECURSIVE" in each for each in theirs)
+        assert jobs <= searches <= 3 * jobs < children * jobs
 
 
 def sleeper():
