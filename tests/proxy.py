@@ -6,6 +6,7 @@ A network that fails on demand: a TCP proxy between workers and PostgreSQL, in t
         proxy.go_deaf()                    # half-open: nothing arrives any more, and nobody is told
         proxy.forward()                    # new connections work again; the deaf ones stay deaf
         proxy.go_deaf(new=False)           # as a firewall does that has forgotten: only those that are open
+        proxy.go_deaf(new=False, name="pgqueue bell")  # and of these the ones whose application_name begins so
         proxy.reset()                      # cut what is open
         proxy.refuse()                     # cut what is open, and let nobody connect, until forward()
         lost = proxy.lose_commit_answer("UPDATE django_pgqueue_job")
@@ -127,12 +128,17 @@ class Proxy:
                 self._listening = self._listen(self.port)
                 self._start(self._accept, "proxy-accept")
 
-    def go_deaf(self, *, new: bool = True) -> None:
-        """Swallow, in both directions, whatever open connections are sent; those opened from now on, too, if *new*."""
+    def go_deaf(self, *, new: bool = True, name: str = "") -> None:
+        """
+        Swallow, in both directions, whatever open connections are sent; those opened from now on, too, if *new*.
+
+        Of the open ones only those whose application_name begins with *name*.
+        """
         with self._lock:
             self._mode = "deaf" if new else "forward"
             for link in self._links:
-                link.is_deaf = True
+                if link.application_name.startswith(name):
+                    link.is_deaf = True
 
     def release_deaf(self) -> None:
         """Reset the deaf connections at both ends, as hosts do that hear from each other again."""
@@ -247,7 +253,7 @@ class _Link:
         self._from_client = b""
         self._answer = b""  # to a COMMIT that is to be lost
         self._is_started = False
-        self._application_name = ""
+        self.application_name = ""
         self._prepared: dict[str, str] = {}  # statements by their names
         self._is_in_transaction = False
         self._trap: Lost | None = None  # of the open transaction
@@ -334,7 +340,7 @@ class _Link:
         self._is_started = code != _CANCEL
         words = [word.decode(errors="replace") for word in message[8:].split(b"\0")]
         if "application_name" in words[::2]:
-            self._application_name = words[words[::2].index("application_name") * 2 + 1]
+            self.application_name = words[words[::2].index("application_name") * 2 + 1]
         self._server = self._proxy._connect()
         return True
 
@@ -351,7 +357,7 @@ class _Link:
             statement = self._prepared.get(name.decode(), "")
         else:
             return
-        self._proxy._record(self._application_name, statement)
+        self._proxy._record(self.application_name, statement)
         words = statement.strip().upper()
         if words.startswith("BEGIN"):
             self._is_in_transaction = True

@@ -373,14 +373,15 @@ class TestSeveralWorkers:
 
 
 class TestLostConnections:
-    def test_a_wait_whose_connection_is_lost_is_an_error(self, worker):
+    def test_a_wait_whose_connection_is_lost_is_an_error(self, worker, monkeypatch):
+        monkeypatch.setattr(doorbells, "ANSWER_SECONDS", 10_000.0)
         sleeper = worker().rests()
         with in_flight():
             sleeper.turn()
             here("SELECT pg_terminate_backend(%s)", [sleeper.bell._second.info.backend_pid])
 
             with pytest.raises(psycopg.OperationalError):
-                wait_until(lambda: sleeper.turn() and False, "the end of the connection")
+                wait_until(lambda: sleeper.rests().turn() and False, "the end of the connection")
 
     def test_a_lock_that_was_waited_for_is_minded(self, worker):
         sleeper = worker().rests()
@@ -392,7 +393,7 @@ class TestLostConnections:
 
         assert sleeper.bell.waits_at
         with pytest.raises(psycopg.OperationalError):
-            wait_until(lambda: sleeper.turn() and False, "the end of the connection")
+            wait_until(lambda: sleeper.rests().turn() and False, "the end of the connection")
 
     def test_the_locks_of_a_session_that_only_the_server_still_has_go_with_it(self, worker):
         """As when the network has swallowed a connection: the server might keep it for hours."""

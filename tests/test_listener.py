@@ -8,7 +8,6 @@ import pytest
 
 from django_pgqueue.models import Job
 from django_pgqueue.statements.database import CANCEL_CHANNEL
-from django_pgqueue.statements.enqueue import insert_job
 from django_pgqueue.worker import connection as connection_module
 from django_pgqueue.worker import doorbell as doorbells
 from django_pgqueue.worker import listener as listener_module
@@ -23,7 +22,6 @@ from .helpers import (
     database_alias,
     enqueue,
     here,
-    new_job,
     second_connection,
     sql,
     wait_until,
@@ -31,6 +29,7 @@ from .helpers import (
 )
 from .pooler import pgbouncer
 from .proxy import Proxy
+from .test_doorbell import in_flight
 from .workers import listener
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -120,21 +119,27 @@ class Listening(Listener):
         self.join(PATIENCE_SECONDS)
         self._watchdog.stop()
 
+    @property
+    def sleeps(self):
+        """Whether it has all locks that it needs."""
+        return not self._doorbell._lacks_locks
+
     def must_hear(self):
         """It hears, by a connection that leads, whatever others the server still has."""
         wait_until(lambda: here(f"NOTIFY {CANCEL_CHANNEL}") or self._told_to_check.is_set(), "a cancellation to arrive")
-        wait_until(lambda: (listener() or (None,))[0] == newest_listener(), "it to lead")
-        wait_until(lambda: not self._doorbell._lacks_locks, "the other lock")
+        wait_until(lambda: (listener() or (0,))[0] == newest_listener(), "it to lead")
+        wait_until(lambda: self.sleeps, "it to sleep")
         self.woken.clear()
         enqueue()
         assert self.woken.wait(PATIENCE_SECONDS)
 
 
 def newest_listener():
-    return here(
+    found = here(
         "SELECT pid FROM pg_stat_activity WHERE datname = current_database()"
         " AND application_name LIKE 'pgqueue listener%' ORDER BY backend_start DESC LIMIT 1"
-    )[0][0]
+    )
+    return found[0][0] if found else None
 
 
 class TestHalfOpen:
@@ -205,14 +210,23 @@ class TestHalfOpen:
 
     @pytest.mark.parametrize("statement", ["SET lock_timeout = '0", r"pg_advisory_lock\("])
     def test_while_it_waits_for_enqueues_in_flight(self, proxy, listen, statement):
-        with second_connection() as someone:
-            sql(someone, "BEGIN")
-            insert_job(someone, new_job())
+        with in_flight():
             lost = proxy.lose_commit_answer(statement, silently=True)
             listening = listen()
             wait_until(lambda: lost.happened or waits_for_a_lock(), "it to wait")
-            sql(someone, "COMMIT")
         lost.wait(PATIENCE_SECONDS)
+
+        listening.must_hear()
+
+    def test_while_a_lock_is_held_that_was_waited_for(self, proxy, listen):
+        with in_flight():
+            listening = listen()
+            wait_until(waits_for_a_lock, "it to wait")
+        wait_until(lambda: listening.sleeps, "it to sleep")
+        before = newest_listener()
+
+        proxy.go_deaf(new=False, name="pgqueue bell")
+        wait_until(lambda: newest_listener() not in (None, before), "it to notice")
 
         listening.must_hear()
 
