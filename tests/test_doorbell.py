@@ -124,6 +124,10 @@ class Worker:
         """Turn until the child is told *said*."""
         wait_until(lambda: said in self.turn(), f"the child to be told to {said}")
 
+    def turn_until_it_sleeps(self):
+        """Turn, with a child that looks and rests, until all locks are there."""
+        wait_until(lambda: self.rests().turn() is not None and self.sleeps(), "it to sleep")
+
     def sleeps(self):
         """Whether this worker holds all locks that it needs."""
         return not self.bell._lacks_locks
@@ -196,7 +200,7 @@ class TestFallingAsleep:
             enqueue()  # a queued waiter is as good as one who sleeps
             assert "claim" in sleeper.turn()
 
-        wait_until(lambda: sleeper.turn() and sleeper.sleeps(), "the lock")
+        wait_until(lambda: "look" in sleeper.turn() and sleeper.sleeps(), "the lock")
         sleeper.turn()
         sleeper.rests()
         sleeper.turn()
@@ -211,7 +215,7 @@ class TestFallingAsleep:
             wait_until(lambda: (sleeper.turn() and waits.add(sleeper.bell._wait_until)) or len(waits) > 3, "four waits")
             assert not sleeper.sleeps()
 
-        wait_until(lambda: sleeper.turn() or sleeper.sleeps(), "the lock")
+        sleeper.turn_until_it_sleeps()
 
     def test_a_savepoint_that_is_rolled_back_does_not_let_the_others_job_be_missed(self, worker):
         sleeper = worker().rests()
@@ -223,7 +227,7 @@ class TestFallingAsleep:
             sleeper.turn()
             assert not sleeper.sleeps()
 
-        wait_until(lambda: sleeper.turn() or sleeper.sleeps(), "the lock")
+        sleeper.turn_until_it_sleeps()
 
     def test_jobs_of_the_future_ring_when_they_are_due_within_a_minute(self, worker):
         sleeper = worker().fall_asleep()
@@ -305,7 +309,7 @@ class TestLeaving:
             leader.turn_until("look")
         assert advisory_locks() == 0
 
-        wait_until(lambda: leader.rests().turn() or leader.sleeps(), "it to sleep again")
+        leader.turn_until_it_sleeps()
 
 
 class TestSeveralWorkers:
@@ -387,7 +391,7 @@ class TestLostConnections:
         sleeper = worker().rests()
         with in_flight():
             sleeper.turn()
-        wait_until(lambda: sleeper.turn() or sleeper.sleeps(), "the lock")
+        sleeper.turn_until_it_sleeps()
 
         here("SELECT pg_terminate_backend(%s)", [sleeper.bell._second.info.backend_pid])
 
