@@ -26,7 +26,8 @@ def new_venv(directory, *requirements):
     return programs
 
 
-@pytest.fixture(scope="module")
+# Of the session, since pytest-django runs the one test that has a database apart from the others.
+@pytest.fixture(scope="session")
 def built(tmp_path_factory):
     """The folder with the sdist, and the wheel that was built from it."""
     directory = tmp_path_factory.mktemp("built")
@@ -35,7 +36,7 @@ def built(tmp_path_factory):
     return directory
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def wheel(built):
     [path] = built.glob("*.whl")
     return path

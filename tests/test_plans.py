@@ -30,10 +30,10 @@ SORTS = {"Sort", "Incremental Sort"}
 COPY_SQL = """
 DROP SCHEMA IF EXISTS plans CASCADE;
 CREATE SCHEMA plans;
-CREATE TABLE plans.django_pgqueue_job (
+CREATE UNLOGGED TABLE plans.django_pgqueue_job (
     LIKE django_pgqueue_job INCLUDING ALL EXCLUDING INDEXES
 ) WITH (autovacuum_enabled = off);
-CREATE TABLE plans.django_pgqueue_jobattempt (
+CREATE UNLOGGED TABLE plans.django_pgqueue_jobattempt (
     LIKE django_pgqueue_jobattempt INCLUDING ALL EXCLUDING INDEXES
 ) WITH (autovacuum_enabled = off);
 """
@@ -170,15 +170,18 @@ class Table:
     def __init__(self, session, state):
         self._session = session
         self.state = state
+        self._ids = {}
 
     def ids(self, status, count):
-        """Ids of *count* jobs in *status*, from all over the table; made up where there are none."""
-        found = sql(
-            self._session.connection,
-            "SELECT id FROM django_pgqueue_job WHERE status = %s ORDER BY md5(id::text) LIMIT %s",
-            [status, count],
-        )
-        return [job_id for (job_id,) in found] or list(range(1, count + 1))
+        """Ids of *count* jobs in *status*, 1,000 at most, from all over the table; made up where there are none."""
+        if status not in self._ids:
+            found = sql(
+                self._session.connection,
+                "SELECT id FROM django_pgqueue_job WHERE status = %s ORDER BY md5(id::text) LIMIT 1000",
+                [status],
+            )
+            self._ids[status] = [job_id for (job_id,) in found] or list(range(1, 1001))
+        return self._ids[status][:count]
 
     def plans(self, statement, parameters):
         """Yield the statement's plans under a round's settings: with its values, and without."""
