@@ -1,5 +1,6 @@
 """Where a child begins to look for jobs, and that nothing is missed below: what commits late, comes back, is new."""
 
+import itertools
 import random
 import time
 from datetime import timedelta
@@ -20,6 +21,21 @@ from django_pgqueue.worker.floors import Floors
 from .helpers import actor, enqueue, enqueue_jobs, here, make_due, sql, wait_until, worker_config, worker_session
 
 pytestmark = pytest.mark.django_db(transaction=True)
+
+
+CLOSE_BEHIND = floors_module.CLOSE_BEHIND
+
+
+@pytest.fixture(autouse=True)
+def at_the_floor(monkeypatch):
+    """Let claims begin at their floors, so that what comes below is there for looks to find."""
+    monkeypatch.setattr(floors_module, "CLOSE_BEHIND", 1)
+
+
+@pytest.fixture
+def below_the_floor(monkeypatch, at_the_floor):
+    """Let claims begin where they do."""
+    monkeypatch.setattr(floors_module, "CLOSE_BEHIND", CLOSE_BEHIND)
 
 
 @pytest.fixture
@@ -166,12 +182,28 @@ def test_a_steady_stream_of_jobs_does_not_keep_a_child_from_looking_for_late_one
         sql(late, "COMMIT")
 
     def is_found_beside_others():
-        wait_until(claimer._floors.may_look, "the next look")
+        wait_until(claimer._floors.must_look, "the next look that cannot wait")
         enqueue()
         claimer.wake()
-        return claimer.is_due(time.monotonic()) and late_id in claim(session, claimer)
+        assert claimer.is_due(time.monotonic())
+        if claimer.can_peek():
+            assert claimer.peek(session.connection), "of the job that it was woken for"
+        return late_id in claim(session, claimer)
 
     assert [is_found_beside_others() for _ in range(2)].count(True) == 1
+
+
+def test_what_was_claimed_is_not_kept_waiting_for_a_look(session, claimer, monkeypatch):
+    """R31: it begins first, though more may be there."""
+    enqueue()
+    claim_all(session, claimer, 1)
+    wait_until(claimer._floors.must_look, "the next look")
+    monkeypatch.setattr(claimer._floors, "look", None)
+    claimer.wake()
+    assert claimer.is_due(time.monotonic())
+    [job_id] = enqueue_jobs(1)
+
+    assert claim(session, claimer) == [job_id]
 
 
 def test_a_claim_that_was_rolled_back_beside_the_floor_is_found_again(session, claimer):
@@ -251,6 +283,48 @@ def test_what_a_look_lets_a_claim_walk_over_is_paid_for_like_the_look(claimer):
     floors.claimed([], 10, took=50.0)
 
     assert floors.may_look_at > time.monotonic() + 900
+
+
+# ---- what comes close below a floor
+
+
+def test_a_job_that_commits_behind_later_ones_is_claimed_without_a_look(session, claimer, below_the_floor, monkeypatch):
+    """R33: who commits within a fraction of a second waits for nothing else."""
+    enqueue_jobs(3)
+    claim_all(session, claimer, 3)
+    with actor() as late:
+        sql(late, "BEGIN")
+        [(late_id,)] = sql(late, INSERT_SQL)
+        later = enqueue_jobs(CLOSE_BEHIND - 1)
+        assert sorted(claim_all(session, claimer, len(later), wanted=50)) == later
+        before = claimer._floors._bands["default", 0]
+        monkeypatch.setattr(claimer._floors, "look", None)
+        sql(late, "COMMIT")
+
+    assert claim(session, claimer, 1) == [late_id]
+    assert claimer._floors._bands["default", 0] == before, "the floor does not fall behind"
+
+
+@pytest.mark.parametrize("share", [1, 4])
+@pytest.mark.parametrize("size", [1, 30, 500])
+def test_a_claim_walks_over_a_limited_number_of_ended_jobs(below_the_floor, share, size):
+    """R33: of a second and of its child's own, whatever the size of its claims; children of a worker share them."""
+    floors = Floors(Queues(), share)
+    floors._lower(claiming.Band("default", 0, 0.0, 0, 0.0))
+    ids = itertools.count(1)
+
+    def claim_jobs(count, available_at):
+        for _ in range(count // size):
+            jobs = [
+                SimpleNamespace(queue_name="default", priority=0, available_at=available_at, id=next(ids))
+                for _ in range(size)
+            ]
+            floors.claimed(jobs, size, took=0.0)
+        [band] = floors.bands()
+        return jobs[-1].id + 1 - band.floor_id
+
+    assert claim_jobs(1_500, 10.0) == CLOSE_BEHIND // share
+    assert claim_jobs(size, 11.5) == min(size, CLOSE_BEHIND // share)
 
 
 # ---- when looking is dear
@@ -410,6 +484,7 @@ def test_nothing_is_missed_whatever_commits_late_or_is_rolled_back(session, monk
     """R20, R33: random transactions, some of which take long; each committed job is claimed, once."""
     dice = random.Random(20)
     monkeypatch.setattr(floors_module, "SHORTEST_BUSY_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(floors_module, "CLOSE_BEHIND", 4)
     mine, theirs = Claimer(worker_config()), Claimer(worker_config())
     committed, claimed = [], []
     with actor() as a, actor() as b, actor() as c, worker_session() as other:

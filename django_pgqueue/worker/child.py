@@ -198,7 +198,7 @@ class Child:
         claimed: list[claiming.ClaimedJob] = []
         earlier: dict[int, list] = {}
         is_more = self._names.has_old or (ready and wanted) or ready > 1
-        if not is_more and not ready and self._claimer.can_peek():
+        if (wanted and self._claimer.has_to_peek) or (not is_more and not ready and self._claimer.can_peek()):
             with self._session.single() as connection:
                 if not self._claimer.peek(connection):
                     return Settlement(), claimed, earlier

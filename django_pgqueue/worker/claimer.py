@@ -40,8 +40,7 @@ class Claimer:
         self._was_asked = False
         self._is_behind_s_turn = False
         self._will_look = False  # next time, before it claims again
-        # It was woken instead, and looks in any case now: a steady stream of jobs would keep it from it.
-        self._owes_look = False
+        self._owes_look = False  # it was woken instead: a steady stream of jobs would keep it from looking
 
     def wake(self) -> None:
         """Claim next time: there may be a job. From any thread."""
@@ -63,21 +62,27 @@ class Claimer:
     def is_due(self, now: float) -> bool:
         """Whether to claim at the moment *now*. Takes note of who has called."""
         if self._was_woken:
-            self._owes_look = self._will_look
+            self._owes_look = self._owes_look or self._will_look
             self._was_woken = self._was_asked = self._will_look = False
             self.at = 0.0
         return self._was_asked or now >= self.at
 
     def can_peek(self) -> bool:
-        """Whether to look first if a claim is worth it: nobody has said that there is a job."""
+        """Whether to look first if a claim is worth it: nobody has said that there is a job, or a look is overdue."""
         is_only_asked = self._was_asked and time.monotonic() < self.at
-        return (is_only_asked or self._will_look) and self._floors.may_look()
+        return self.has_to_peek or ((is_only_asked or self._will_look) and self._floors.may_look())
+
+    @property
+    def has_to_peek(self) -> bool:
+        """Whether it was woken so often that it did not come to look for long."""
+        return self._owes_look and self._floors.must_look()
 
     def peek(self, connection: psycopg.Connection) -> bool:
         """Look, in one statement; whether a job may run now."""
-        self._was_asked = self._will_look = False
         began = time.monotonic()
-        self._is_behind_s_turn = not self._is_behind_s_turn and self._floors.has_behind
+        # Behind is where no job lies that it was woken for.
+        self._is_behind_s_turn = not (self._is_behind_s_turn or self._owes_look) and self._floors.has_behind
+        self._was_asked = self._will_look = self._owes_look = False
         if self._is_behind_s_turn:
             has_found = self._floors.look_behind(connection)
         else:
@@ -97,22 +102,20 @@ class Claimer:
         began = time.monotonic()
         self.lease_ends = began + self._config.lease
         jobs = self._claim(connection, owner, wanted)
-        has_looked = (not jobs or (self._owes_look and len(jobs) < wanted)) and floors.may_look()
-        found: list[claiming.ClaimedJob] = []
+        has_looked = not jobs and floors.may_look()
         if has_looked:
+            self._owes_look = False
             floors.look(connection, everywhere=self._config.burst)
-            found = self._claim(connection, owner, wanted - len(jobs)) if floors.any_due() else []
-            jobs = [*found, *jobs]
+            jobs = self._claim(connection, owner, wanted) if floors.any_due() else []
         elif len(jobs) == wanted and floors.must_look():
             floors.look(connection)
-        self._owes_look = False
         if jobs:
             self.found_at = began
         if len(jobs) == wanted:
             self.rests_since = 0.0
         if floors.look_behind(connection) or len(jobs) == wanted:
             self.at = 0.0
-        elif has_looked and not found:
+        elif has_looked and not jobs:
             self.is_drained = not floors.any_due()
             self._rest(began)
         else:

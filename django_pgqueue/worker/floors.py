@@ -1,17 +1,19 @@
 """
 What a child knows of the bands it serves, so that it does not walk the same dead index entries twice.
 
-A band's floor is the place below which no pending job was seen. Claims begin there and raise it to the last
-job they took. It is a hint, and wrong now and then: a transaction that was open for long commits a job from
-before, a claim is rolled back. So the child *looks* below the floors, too, whenever a claim has found less than
-it asked for, and now and then while it is busy; and whenever a look was dear, it pays for it by waiting
-many times as long before the next.
+A band's floor is the place below which no pending job was seen. Claims raise it to the last job they took. It is
+a hint, and wrong now and then: a transaction that was open for a while commits a job from before, a claim is rolled
+back. So a claim begins some of its own jobs below the floor, and walks once more over what they have left: where
+transactions are short, it needs nothing else to meet those that come late. And the child *looks* below the floors
+whenever a claim has found less than it asked for, and now and then while it is busy; and whenever a look was
+dear, it pays for it by waiting many times as long before the next.
 
 Once looking is dear it comes in two kinds. What commits late is rarely old, so a look reaches back some
 seconds only, as far as it is cheap. What lies before that is looked at behind it, from new to old, a piece at a time.
 """
 
 import time
+from bisect import bisect_left, insort
 from collections.abc import Sequence
 
 from ..statements.claim import Band, ClaimedJob, Part, Sweep, sweep_parts
@@ -29,6 +31,7 @@ SHORTEST_REACH_SECONDS = 1.0
 REACH_GROWTH = 4.0
 REACH_PATIENCE_SECONDS = 30.0  # after a look that reached too far
 PIECE_SECONDS = 0.02  # of what lies behind, at a time
+CLOSE_BEHIND = 128  # a claim begins so many jobs below its floor, a second at most: most that commit late are there
 MARGIN_SECONDS = 1.0  # a floor that is raised stays so far behind the clock: younger transactions need no look
 FORGET_SECONDS = 2.0  # a band that is empty for so long
 FORGET_DEAR_SECONDS = 600.0  # the same when finding it again would be dear
@@ -47,6 +50,7 @@ class Floors:
         self._share = share
         self._bands: dict[tuple[str, int], Band] = {}
         self._lowered: dict[tuple[str, int], tuple[float, int]] = {}  # since the last claim; the floors before
+        self._latest: dict[tuple[str, int], list[tuple[float, int]]] = {}  # jobs that were claimed, in their order
         self._seen_at: dict[tuple[str, int], float] = {}  # monotonic
         self._clock_offset = 0.0  # from the monotonic clock to the database's, in seconds
         self._may_look_at = 0.0  # these four: monotonic
@@ -60,8 +64,15 @@ class Floors:
         self._oldest = INFINITY  # that this child has met, by the database's clock
 
     def bands(self) -> list[Band]:
-        """The bands in the order in which a claim serves them: highest priority first, then longest waiting."""
-        return sorted(self._bands.values(), key=lambda band: (-band.priority, band.floor_at, band.floor_id))
+        """The bands as a claim serves them: highest priority first, then longest waiting, each from a bit below."""
+        ordered = sorted(self._bands.values(), key=lambda band: (-band.priority, band.floor_at, band.floor_id))
+        return [self._from_below(band) for band in ordered]
+
+    def _from_below(self, band: Band) -> Band:
+        latest = self._latest.get((band.queue_name, band.priority))
+        if not latest or latest[0] >= (band.floor_at, band.floor_id):
+            return band
+        return band._replace(floor_at=latest[0][0], floor_id=latest[0][1])
 
     def claimed(self, jobs: Sequence[ClaimedJob], wanted: int, took: float) -> None:
         """
@@ -70,17 +81,28 @@ class Floors:
         Where a look has lowered a floor, the claim has walked over all that lies above it. If it has met the end,
         the floor is where it was before: what a look sees and a claim does not get is locked, perhaps for hours.
         """
-        floors = {(job.queue_name, job.priority): (job.available_at, job.id) for job in jobs}
+        last = {(job.queue_name, job.priority): (job.available_at, job.id) for job in jobs}
         if self._lowered:
             self._charge(took)
             if len(jobs) < wanted:
                 for place, before in self._lowered.items():
-                    floors[place] = max(before, floors.get(place, before))
+                    last[place] = max(before, last.get(place, before))
                 self._lowered.clear()
-        for place, (floor_at, floor_id) in floors.items():
+        for place, (floor_at, floor_id) in last.items():
             self._lowered.pop(place, None)
-            if (band := self._bands.get(place)) is not None:
+            band = self._bands.get(place)
+            if band is not None and (floor_at, floor_id) > (band.floor_at, band.floor_id):  # or it came late
                 self._bands[place] = band._replace(floor_at=floor_at, floor_id=floor_id)
+        self._remember(jobs)
+
+    def _remember(self, jobs: Sequence[ClaimedJob]) -> None:
+        most = max(CLOSE_BEHIND // self._share, 1)
+        for job in jobs[-most:]:
+            latest = self._latest.setdefault((job.queue_name, job.priority), [])
+            insort(latest, (job.available_at, job.id))
+            del latest[:-most]
+            if latest[0][0] < latest[-1][0] - MARGIN_SECONDS:
+                del latest[: bisect_left(latest, (latest[-1][0] - MARGIN_SECONDS, 0))]
 
     # ---- when to look
 
@@ -185,6 +207,7 @@ class Floors:
             if now - self._seen_at[place] > forget_after:
                 del self._bands[place], self._seen_at[place]
                 self._lowered.pop(place, None)
+                self._latest.pop(place, None)
             else:
                 # Where others claim, only this keeps their dead entries from being walked at each claim.
                 self._raise(place, clock - MARGIN_SECONDS if is_dear else -INFINITY, INFINITY)
