@@ -56,14 +56,18 @@ def child(monkeypatch):
     child.forget()
 
 
+def fill_both_pipes(child):
+    for _ in range(70_000):
+        child.wake()
+    child.tell_lost([Claim(2**62 + number, 2**62) for number in range(5_000)])
+
+
 class TestThePipe:
     """What a supervisor says to a child that does not read at the moment."""
 
     def test_a_word_that_does_not_fit_spoils_no_other(self, child):
         os.kill(child.pid, signal.SIGSTOP)
-        for _ in range(3_000):
-            child.wake()
-        child.tell_lost([Claim(2**62 + number, 2**62) for number in range(1_000)])
+        fill_both_pipes(child)
         os.kill(child.pid, signal.SIGCONT)
 
         wait_until(lambda: child.stop(0) or child.exit_code() is not None, "the child's end")
@@ -72,8 +76,7 @@ class TestThePipe:
 
     def test_a_full_pipe_does_not_keep_a_child_from_hearing_that_it_is_to_stop(self, child):
         os.kill(child.pid, signal.SIGSTOP)
-        for _ in range(5_000):
-            child.wake()
+        fill_both_pipes(child)
 
         child.stop(0)
         os.kill(child.pid, signal.SIGCONT)

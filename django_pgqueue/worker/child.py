@@ -5,8 +5,8 @@ One control loop, in the main thread, does all of it in *rounds*: settle what ha
 next batch, one commit. There is no timer for batches. When idle a job is settled at once; when busy, what
 arrives during a round makes the next batch.
 
-It is told what to do by its supervisor's words, lines of JSON: stop, wake, lost. Their end is the
-supervisor's death. How the process begins and ends is in `entry`.
+It is told what to do by its supervisor's words, lines of JSON: stop, lost. Their end is the supervisor's death. That
+there are jobs it hears through its `Alarm`. How the process begins and ends is in `entry`.
 
 What the loop decides by belongs to it alone. Other threads put things in queues or raise a flag, and wake it.
 """
@@ -17,8 +17,7 @@ import random
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import suppress
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import TextIO
 
 import psycopg
@@ -32,6 +31,7 @@ from ..statements import leases
 from ..statements.database import is_lock_conflict, is_refusal
 from ..statements.settle import Settlement, settle
 from . import attempt
+from .alarm import LOOK, WAKE, Alarm
 from .announcer import Announcer, Ending
 from .claimer import Claimer
 from .config import WorkerConfig
@@ -68,6 +68,7 @@ class Child:
         holdings: Holdings,
         words: TextIO,
         voice: int | None = None,
+        bell: int | None = None,
     ) -> None:
         options = Options.parse(config.backend, task_backends[config.backend].options)
         self._config = config
@@ -86,7 +87,7 @@ class Child:
         self._has_interrupted = False
         self._pacing = Pacing(config.concurrency)
         self._announcer = Announcer()
-        self._alarms: SimpleQueue[None] = SimpleQueue()  # its put() may be called from a signal handler
+        self._alarm = Alarm(bell)
         self._is_asleep = False
         self._gathers = False  # it lets endings gather while it sleeps
         self._held: dict[Claim, HeldJob] = {}
@@ -134,28 +135,26 @@ class Child:
         """Claim no more, give back what has not started, and be gone in *grace* seconds. From any thread."""
         by = time.monotonic() + grace
         self._stop_by = by if self._stop_by is None else min(self._stop_by, by)
-        self._wake_up()
+        self._alarm.ring()
 
     def wake(self) -> None:
         """Claim now: there may be jobs. From any thread."""
         self._claimer.wake()
-        self._wake_up()
-
-    def _wake_up(self) -> None:
-        if self._alarms.empty():
-            self._alarms.put(None)
+        self._alarm.ring()
 
     def _note_finished(self) -> None:
         # Otherwise it looks before it sleeps.
         if self._is_asleep or (self._gathers and not self._slots.has_waiting):
-            self._wake_up()
+            self._alarm.ring()
 
     def _sleep(self, seconds: float) -> None:
         self._is_asleep = not self._gathers
-        if self._gathers or not self._slots.finished:
-            with suppress(Empty):
-                self._alarms.get(timeout=seconds)
+        heard = self._alarm.sleep(seconds if self._gathers or not self._slots.finished else 0.0)
         self._is_asleep = self._gathers = False
+        if WAKE in heard:
+            self._claimer.wake()
+        if LOOK in heard:
+            self._claimer.ask()
 
     # ---- one turn of the loop
 
@@ -434,15 +433,10 @@ class Child:
                 case "stop":
                     self.stop(word["grace"])
                     logger.debug("Told to stop within %g s.", word["grace"])
-                case "wake":
-                    self.wake()
-                case "look":
-                    self._claimer.ask()
-                    self._wake_up()
                 case "lost" | "cancelled" as kind:
                     for claim in word["claims"]:
                         self._said_lost.put((Claim(*claim), TaskCancelled if kind == "cancelled" else ClaimLost))
-                    self._wake_up()
+                    self._alarm.ring()
         # Its end: the supervisor is dead, and so are renewals. Be gone before the leases are.
         logger.warning("The supervisor is gone; stopping.")
         self.stop(min(self._config.grace, self._config.lease / 3))

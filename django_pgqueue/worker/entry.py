@@ -53,8 +53,10 @@ def _take_over_stdin() -> TextIO:
 
 def _serve(words: TextIO) -> int:
     parameters: dict[str, Any] = json.loads(words.readline())
-    os.set_blocking(parameters["voice"], False)
-    for descriptor in (parameters["voice"], parameters["holdings"]):
+    voice, bell = parameters["voice"], parameters["bell"]
+    os.set_blocking(voice, False)
+    os.set_blocking(bell, False)
+    for descriptor in (voice, bell, parameters["holdings"]):
         os.set_inheritable(descriptor, False)  # subprocesses of tasks have no business with them
     config = WorkerConfig.from_json(parameters["config"])
     child_of: list[Child] = []
@@ -81,12 +83,12 @@ def _serve(words: TextIO) -> int:
     django.setup()
     configure_logging(config.log_level)
     holdings = Holdings(parameters["holdings"], Pacing.capacity(config.concurrency))
-    child = Child(config, parameters["owner"], parameters["application_name"], holdings, words, parameters["voice"])
+    child = Child(config, parameters["owner"], parameters["application_name"], holdings, words, voice, bell)
     child_of.append(child)
     # What is here now stays: no collection need walk over it again. What is garbage already must not stay.
     gc.collect()
     gc.freeze()
-    os.write(parameters["voice"], STARTED)
+    os.write(voice, STARTED)
     return child.run()
 
 

@@ -1,9 +1,9 @@
 """
-A child as its supervisor sees it: a fresh interpreter, two pipes, and the table of claims that both map.
+A child as its supervisor sees it: a fresh interpreter, three pipes, and the table of claims that both map.
 
 The pipe to its standard input carries words and life: when the supervisor dies, it ends. A word is written
-whole or, when the child does not read, not at all: a wake-up is only a hint, what was lost is said again at
-the next renewal, and to stop there is a signal, too.
+whole or, when the child does not read, not at all: what was lost is said again at the next renewal, and to stop there
+is a signal, too. That there are jobs is said through another pipe, in single bytes.
 """
 
 import json
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..outcomes import Claim
+from .alarm import LOOK, WAKE
 from .config import WorkerConfig
 from .holdings import Held, Holdings, Vitals
 from .pacing import Pacing
@@ -49,15 +50,19 @@ class ChildProcess:
         self._is_forgotten = False
         self._holdings = Holdings.create(Pacing.capacity(config.concurrency))
         self.voice, voice = os.pipe()
+        bell, self._bell = os.pipe()
         os.set_blocking(self.voice, False)
+        os.set_blocking(self._bell, False)
         try:
-            self._process = self._start(voice)
+            self._process = self._start(voice, bell)
         except OSError:
             os.close(self.voice)
+            os.close(self._bell)
             self._holdings.close()
             raise
         finally:
             os.close(voice)
+            os.close(bell)
         self.owner = f"{socket.gethostname()[:180]}:{self._process.pid}:{token}"
         self._say_line(
             {
@@ -66,17 +71,18 @@ class ChildProcess:
                 "application_name": self.application_name,
                 "holdings": self._holdings.descriptor,
                 "voice": voice,
+                "bell": bell,
             }
         )
         assert self._process.stdin is not None
         os.set_blocking(self._process.stdin.fileno(), False)
 
-    def _start(self, voice: int) -> "subprocess.Popen[bytes]":
+    def _start(self, voice: int, bell: int) -> "subprocess.Popen[bytes]":
         paths = os.pathsep.join(str(Path(path).absolute()) for path in sys.path if path)
         return subprocess.Popen(
             [sys.executable, "-m", "django_pgqueue.worker.entry"],
             stdin=subprocess.PIPE,
-            pass_fds=(self._holdings.descriptor, voice),
+            pass_fds=(self._holdings.descriptor, voice, bell),
             env={**os.environ, "PYTHONPATH": paths},
         )
 
@@ -126,11 +132,11 @@ class ChildProcess:
 
     def wake(self) -> None:
         """Tell it that there are jobs, as far as one knows."""
-        self._say_line({"word": "wake"})
+        self._ring(WAKE)
 
     def look(self) -> None:
         """Tell it that it is time to look whether there are jobs."""
-        self._say_line({"word": "look"})
+        self._ring(LOOK)
 
     def tell_lost(self, claims: list[Claim], *, by_cancellation: bool = False) -> None:
         """Tell it that *claims* are not its own any more."""
@@ -164,7 +170,13 @@ class ChildProcess:
             with suppress(OSError):
                 self._process.stdin.close()
             os.close(self.voice)
+            os.close(self._bell)
             self._holdings.close()
+
+    def _ring(self, word: bytes) -> None:
+        with self._lock, suppress(BlockingIOError, BrokenPipeError):  # a full pipe says it already
+            if not self._is_forgotten:
+                os.write(self._bell, word)
 
     def _say_line(self, words: dict[str, Any]) -> bool:
         """Whether the pipe took it."""
