@@ -202,8 +202,10 @@ def test_what_was_claimed_is_not_kept_waiting_for_a_look(session, claimer, monke
     claimer.wake()
     assert claimer.is_due(time.monotonic())
     [job_id] = enqueue_jobs(1)
+    before = time.monotonic()
 
     assert claim(session, claimer) == [job_id]
+    assert claimer.at >= before + floors_module.SHORTEST_IDLE_PAUSE_SECONDS, "nor for one at once after it"
 
 
 def test_a_claim_that_was_rolled_back_beside_the_floor_is_found_again(session, claimer):
@@ -282,7 +284,7 @@ def test_what_a_look_lets_a_claim_walk_over_is_paid_for_like_the_look(claimer):
 
     floors.claimed([], 10, took=50.0)
 
-    assert floors.may_look_at > time.monotonic() + 900
+    assert floors.look_later_at > time.monotonic() + 900
 
 
 # ---- what comes close below a floor
@@ -393,7 +395,7 @@ def test_a_look_is_paid_for_with_a_pause(monkeypatch):
 
         monkeypatch.setattr(floors_module, "sweep_parts", sweep)
         floors.look(None)
-        return pytest.approx((floors.may_look_at - clock.now, floors._look_at - clock.now))
+        return pytest.approx((floors._may_look_at - clock.now, floors._look_at - clock.now))
 
     monkeypatch.setattr(floors_module, "time", clock)
 

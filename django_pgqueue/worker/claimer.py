@@ -48,7 +48,7 @@ class Claimer:
         self._was_woken = True
 
     def ask(self) -> None:
-        """Look next time whether there is a job. From any thread."""
+        """Look next time whether there is a job."""
         self._was_asked = True
 
     def expect_jobs(self, at: float = 0.0) -> None:
@@ -119,8 +119,8 @@ class Claimer:
             self.is_drained = not floors.any_due()
             self._rest(began)
         else:
-            # They begin before it looks for more, and for what they have hidden.
-            self.at = floors.may_look_at
+            # They begin, and perhaps end, before it looks for more, and for what they have hidden.
+            self.at = floors.look_later_at
             self._will_look = True
         return jobs
 

@@ -107,9 +107,9 @@ class Floors:
     # ---- when to look
 
     @property
-    def may_look_at(self) -> float:
-        """From when on, monotonic, another look is not too much."""
-        return self._may_look_at
+    def look_later_at(self) -> float:
+        """When to look, monotonic, after a claim has found jobs: they come first, and the next look is not too much."""
+        return max(self._may_look_at, time.monotonic() + self._share * SHORTEST_IDLE_PAUSE_SECONDS)
 
     def may_look(self) -> bool:
         return time.monotonic() >= self._may_look_at
