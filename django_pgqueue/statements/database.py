@@ -77,23 +77,24 @@ def execute(connection: Connection, sql: str) -> None:
 
 def is_lock_conflict(error: BaseException) -> bool:
     """Whether someone else's lock stood in the way, or a limit on waiting for it."""
-    return _sqlstate(error) in _LOCK_CONFLICTS
+    return sqlstate_of(error) in _LOCK_CONFLICTS
 
 
 def is_schema_missing(error: BaseException) -> bool:
     """Whether the tables are not there, or not as this code knows them: ``migrate`` has not run."""
-    return _sqlstate(error) in _SCHEMA_MISSING
+    return sqlstate_of(error) in _SCHEMA_MISSING
 
 
 def is_refusal(error: BaseException) -> bool:
     """Whether the database refused a value, so that the same write would be refused again."""
-    sqlstate = _sqlstate(error)
+    sqlstate = sqlstate_of(error)
     if sqlstate is not None:
         return sqlstate[:2] not in _NOT_OF_VALUES
     # The driver refuses some values itself, before the server sees them.
     return isinstance(error, psycopg.DataError | django.db.DataError | UnicodeEncodeError)
 
 
-def _sqlstate(error: BaseException) -> str | None:
+def sqlstate_of(error: BaseException) -> str | None:
+    """Return the code that the database gave *error*, ``None`` if it is none of the database's."""
     driver_error = error if isinstance(error, psycopg.Error) else error.__cause__
     return driver_error.sqlstate if isinstance(driver_error, psycopg.Error) else None

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from ..conf import Notify
 from .bell import RING
 from .database import Connection, fetch
+from .prepared import Prepared
 
 BULK_ROWS = 5_000  # rows of one statement, to bound its text,
 BULK_CHARS = 8_000_000  # and what they carry, a document of which has a limit
@@ -53,6 +54,22 @@ VALUES (
 )
 RETURNING id, created_at, {RING}
 """
+
+INSERT = Prepared(
+    "django_pgqueue_insert",
+    INSERT_SQL,
+    {
+        "backend": "text",
+        "queue_name": "text",
+        "task_path": "text",
+        "args": "jsonb",
+        "kwargs": "jsonb",
+        "priority": "smallint",
+        "run_after": "timestamptz",
+        "max_attempts": "integer",
+        "notify": "text",
+    },
+)
 
 # Ids are given in the order of the SELECT, hence the ORDER BY; RETURNING promises no order. Two documents, because
 # one long text is read much faster than many short ones in an array.
@@ -130,7 +147,7 @@ def insert_job(connection: Connection, job: NewJob, notify: Notify = "asleep") -
     """Insert one pending job; with a key that a live job of the task holds, return that one instead."""
     parameters = _parameters(job, notify, job.args, job.kwargs)
     if job.job_key is None:
-        [(job_id, created_at, _)] = fetch(connection, INSERT_SQL, parameters)
+        [(job_id, created_at, _)] = INSERT.fetch(connection, parameters)
         return Inserted(job_id, created_at)
     parameters["job_key"] = job.job_key
     while True:

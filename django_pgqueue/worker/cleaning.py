@@ -12,6 +12,7 @@ from typing import Any
 
 from django.db import connections
 
+from ..statements.enqueue import INSERT
 from . import wrappers
 
 logger = logging.getLogger("django_pgqueue")
@@ -91,6 +92,7 @@ def _reset(connection: Any) -> None:
         return
     with connection.cursor() as cursor:
         cursor.execute("DISCARD ALL")
+    INSERT.forget(connection.connection)
     connection._configure_connection(connection.connection)  # the time zone and the role, as at its start
 
 

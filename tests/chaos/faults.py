@@ -39,7 +39,7 @@ ANSWERS = (
     r"SET status = 'done'",
     r"UPDATE django_pgqueue_job",
     r"INSERT INTO chaos_once",
-    r"INSERT INTO django_pgqueue_job",
+    r"INSERT INTO django_pgqueue_job|EXECUTE django_pgqueue_insert",
     r"SELECT|INSERT|UPDATE",
 )
 
