@@ -24,6 +24,7 @@ from .tasks import Task as OurTask
 
 if TYPE_CHECKING:
     from .managers import JobManager
+    from .models import Job
 
 MAX_ID = 2**63 - 1
 
@@ -52,16 +53,18 @@ class PgQueueBackend(BaseTaskBackend):
     @property
     def database(self) -> str:
         """The alias of the database that holds this backend's jobs."""
-        from .models import Job
-
-        return self.settings.database or router.db_for_write(Job)
+        return self.settings.database or router.db_for_write(self._job)
 
     @property
     def jobs(self) -> "JobManager":
         """The manager of jobs, bound to this backend's database."""
+        return self._job.objects.db_manager(self.database)
+
+    @cached_property
+    def _job(self) -> "type[Job]":
         from .models import Job
 
-        return Job.objects.db_manager(self.database)
+        return Job
 
     def foreign_queues(self) -> set[str]:
         """The queues of other backends whose jobs stand in the same database: workers of this one leave them."""
@@ -115,11 +118,11 @@ class PgQueueBackend(BaseTaskBackend):
         return self._read_result(_job_id(result_id))
 
     def _read_result(self, job_id: int, *, created: bool = True) -> JobResult:
-        from .models import Job, JobAttempt
+        from .models import JobAttempt
 
         try:
-            job = Job.objects.using(self.database).get(pk=job_id, backend=self.alias)
-        except Job.DoesNotExist:
+            job = self._job.objects.using(self.database).get(pk=job_id, backend=self.alias)
+        except self._job.DoesNotExist:
             raise TaskResultDoesNotExist(str(job_id)) from None
         # The job may have gone on since: only the attempts before the version that was read belong to it, and
         # that version's own if it was not running then.

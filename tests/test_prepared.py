@@ -205,9 +205,9 @@ def test_nothing_is_prepared_behind_a_pooler(settings):
     with pgbouncer("transaction") as url, database_alias("pooled") as pooled:
         address = urlsplit(url)
         pooled.settings_dict.update(HOST=address.hostname, PORT=address.port)
-        sent = sent_by(lambda: enqueue_often(2 * USES), pooled)
+        sent = sent_by(lambda: enqueue_often(3 * USES), pooled)
 
-    assert sent == [*["INSERT"] * USES, "SELECT", *["INSERT"] * USES]
+    assert sent == [*["INSERT"] * USES, "SELECT", *["INSERT"] * 2 * USES]
 
 
 def test_a_connection_that_a_worker_keeps_for_the_next_job_begins_anew():

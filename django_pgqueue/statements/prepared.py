@@ -1,7 +1,7 @@
 """
 A statement that a session keeps, read and planned once.
 
-Reading and planning the INSERT of a job takes the server longer than doing it. A session that has run it a few
+To read and to plan the INSERT of a job takes the server about as long as to do it. A session that has run it a few
 times is therefore given the statement under a name, and from then on told to execute that: PREPARE and EXECUTE in
 SQL, so that Django's cursors, and whoever looks on, see these like any other statement.
 
