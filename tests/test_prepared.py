@@ -8,6 +8,7 @@ from django.db import DatabaseError, connection, transaction
 from django.test.utils import CaptureQueriesContext
 
 from django_pgqueue.models import Job
+from django_pgqueue.statements import prepared
 from django_pgqueue.statements.database import CHANNEL
 from django_pgqueue.statements.prepared import USES
 from django_pgqueue.worker import cleaning
@@ -73,10 +74,16 @@ def test_a_session_that_enqueues_often_prepares_the_statement_once_and_then_exec
     assert Job.objects.count() == USES + 4
 
 
-def test_what_is_executed_inserts_the_same_row():
+def test_what_is_executed_inserts_the_same_row(settings):
+    """Whatever was prepared before in the same session for other tasks, queues, priorities and options."""
+    settings.TASKS = {"default": backend(), "other": backend(MAX_ATTEMPTS=9, NOTIFY="never")}
     calls = [
-        (tasks.add.using(priority=-3, run_after=datetime(2300, 1, 1, tzinfo=UTC)), (1, 2)),
-        (tasks.echo.using(queue_name="slow"), ("it's 5 % of 🐟 \\ $1",)),
+        (tasks.add, (1, 2)),
+        (tasks.add.using(run_after=datetime(2300, 1, 1, tzinfo=UTC)), (3, 4)),
+        (tasks.add.using(priority=-3), (5, 6)),
+        (tasks.add.using(queue_name="slow"), (7, 8)),
+        (tasks.add.using(backend="other"), (9, 10)),
+        (tasks.echo, ("it's 5 % of 🐟 \\ $1",)),
         (tasks.echo, ({"%(args)s": [None, 1.5]},)),
     ]
 
@@ -86,15 +93,27 @@ def test_what_is_executed_inserts_the_same_row():
 
     enqueue_all()
     in_full = rows()
-    enqueue_often()
+    for _ in range(USES):
+        enqueue_all()
     results = []
-    executed = sent_by(lambda: results.extend(enqueue_all()))[-3:]
+    executed = sent_by(lambda: results.extend(enqueue_all()))[-len(calls) :]
 
-    assert executed == ["EXECUTE"] * 3
+    assert executed == ["EXECUTE"] * len(calls)
     assert rows() == in_full
     assert [(int(result.id), result.enqueued_at) for result in results] == here(
         "SELECT id, created_at FROM django_pgqueue_job ORDER BY id"
     )
+
+
+def test_a_session_keeps_so_many_and_no_more(monkeypatch):
+    monkeypatch.setattr(prepared, "MOST", 3)
+
+    for priority in range(5):
+        for _ in range(2 * USES):
+            tasks.add.using(priority=priority).enqueue(1, 2)
+
+    assert here("SELECT count(*) FROM pg_prepared_statements") == [(3,)]
+    assert Job.objects.count() == 5 * 2 * USES
 
 
 def test_what_is_executed_rings_for_those_who_sleep():

@@ -58,17 +58,8 @@ RETURNING id, created_at, {RING}
 INSERT = Prepared(
     "django_pgqueue_insert",
     INSERT_SQL,
-    {
-        "backend": "text",
-        "queue_name": "text",
-        "task_path": "text",
-        "args": "jsonb",
-        "kwargs": "jsonb",
-        "priority": "smallint",
-        "run_after": "timestamptz",
-        "max_attempts": "integer",
-        "notify": "text",
-    },
+    fixed=("backend", "queue_name", "task_path", "priority", "max_attempts", "notify"),
+    free={"args": "jsonb", "kwargs": "jsonb", "run_after": "timestamptz"},
 )
 
 # Ids are given in the order of the SELECT, hence the ORDER BY; RETURNING promises no order. Two documents, because
