@@ -2,7 +2,7 @@
 The door from Django's Tasks framework: ``"BACKEND": "django_pgqueue.PgQueueBackend"``.
 
 Imported while apps are loading, since ``@task`` instantiates the backend, so it looks the model up late.
-Django keeps one instance for each thread: no state belongs here.
+Django keeps one instance for each thread, and makes others when settings change: no state belongs here.
 """
 
 import logging
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from .models import Job
 
 MAX_ID = 2**63 - 1
+MAX_VALID = 1_000  # tasks of which a backend knows that they are
 
 
 class PgQueueBackend(BaseTaskBackend):
@@ -42,6 +43,7 @@ class PgQueueBackend(BaseTaskBackend):
 
     def __init__(self, alias: str, params: dict[str, Any]) -> None:
         super().__init__(alias, params)
+        self._valid: dict[int, Task] = {}  # by id()
         if isinstance(given := params.get("QUEUES"), str):
             self.queues = {given}  # the one queue that it names, not its letters
 
@@ -92,7 +94,7 @@ class PgQueueBackend(BaseTaskBackend):
 
         See `Task.enqueue`. Sends ``task_enqueued`` for a job that was made.
         """
-        self.validate_task(task)
+        self._check(task)
         job = self._new_job(task, *payload.encode_call(task.func, task.takes_context, args, kwargs))
         inserted = insert_job(connections[self.database], job, self.settings.notify)
         if not inserted.is_new:
@@ -104,7 +106,7 @@ class PgQueueBackend(BaseTaskBackend):
 
     def enqueue_many(self, task: Task, calls: Iterable[Any], job_keys: Iterable[str | None] | None = None) -> list[int]:
         """See `Task.enqueue_many`."""
-        self.validate_task(task)
+        self._check(task)
         encoded = [self._encode(task, call, place) for place, call in enumerate(calls)]
         if not encoded:
             return []
@@ -138,6 +140,14 @@ class PgQueueBackend(BaseTaskBackend):
         from . import checks
 
         return [*super().check(**kwargs), *checks.check_backend(self)]
+
+    def _check(self, task: Task) -> None:
+        """Raise ``InvalidTask`` unless *task* is valid; once is enough, since neither it nor the settings change."""
+        if self._valid.get(id(task)) is not task:
+            self.validate_task(task)
+            if len(self._valid) == MAX_VALID:
+                self._valid.clear()
+            self._valid[id(task)] = task
 
     def _new_job(self, task: Task, args: str, kwargs: str) -> NewJob:
         registry.check_reachable(task)

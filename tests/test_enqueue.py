@@ -14,6 +14,7 @@ from django_pgqueue.compat import BaseTaskBackend, InvalidTask, TaskResultStatus
 from django_pgqueue.models import Job
 from django_pgqueue.statements.database import CHANNEL
 from django_pgqueue.statements.enqueue import BULK_ROWS
+from django_pgqueue.tasks import rerouted
 from django_pgqueue.testing import run_jobs
 
 from .app import tasks
@@ -277,13 +278,32 @@ def test_what_is_refused_is_refused_before_any_sql_and_the_transaction_goes_on(
 
 def test_a_queue_that_has_been_removed_since_is_refused_at_enqueue(db, settings):
     settings.TASKS = {"default": backend("default")}
+    tasks.add.enqueue(1, 2)
 
-    with pytest.raises(InvalidTask, match="'email' is not valid"):
-        tasks.send_receipt.enqueue(1)
-    with pytest.raises(InvalidTask, match="'email' is not valid"):
-        tasks.send_receipt.enqueue_many([[1]])
+    for _ in range(2):
+        with pytest.raises(InvalidTask, match="'email' is not valid"):
+            tasks.send_receipt.enqueue(1)
+        with pytest.raises(InvalidTask, match="'email' is not valid"):
+            tasks.send_receipt.enqueue_many([[1]])
 
-    assert not Job.objects.exists()
+    assert [job.queue_name for job in Job.objects.all()] == ["default"]
+
+
+def test_a_task_is_refused_whatever_valid_one_it_was_made_from(db):
+    tasks.add.enqueue(1, 2)
+
+    with pytest.raises(InvalidTask, match="whole number"):
+        rerouted(tasks.add, priority=101).enqueue(1, 2)
+
+
+def test_many_tasks_are_told_from_each_other(db, monkeypatch):
+    monkeypatch.setattr("django_pgqueue.backend.MAX_VALID", 2)
+    made = [tasks.add.using(priority=priority) for priority in range(5)]
+
+    for task in made + made[::-1]:
+        task.enqueue(1, 2)
+
+    assert [job.priority for job in Job.objects.order_by("id")] == [0, 1, 2, 3, 4, 4, 3, 2, 1, 0]
 
 
 # ---- the row
