@@ -173,6 +173,20 @@ class TestPrepared:
         assert len(prepared) == 2
         assert all("lease_until" in statement or "RECURSIVE" in statement for statement in prepared)
 
+    @pytest.mark.parametrize("count", [0, 1, 10])
+    @pytest.mark.parametrize("names", [None, ["default"]], ids=["all queues", "named"])
+    def test_looks_are_not_planned_again_and_again(self, names, count):
+        """R33: whatever is known, the plan is the same, and takes longer to find than the jobs."""
+        enqueue_jobs(count)
+
+        with worker_session() as session:
+            for _ in range(20):
+                known = [claiming.Part("default", priority) for priority in range(count)]
+                claiming.sweep_parts(session.connection, known, names)
+            plans = sql(session.connection, "SELECT custom_plans, generic_plans FROM pg_prepared_statements")
+
+        assert plans == [(5, 15)]
+
     def test_nothing_is_prepared_behind_a_pooler(self, monkeypatch):
         monkeypatch.setattr(connection_module, "is_pooled", lambda connection: True)
         enqueue_jobs(3)
