@@ -11,6 +11,7 @@ import weakref
 from contextlib import suppress
 
 WAKE = b"w"  # there are jobs, as far as one knows
+MORE = b"m"  # there may be some that another child could not take
 LOOK = b"l"  # it is time to look whether there are any
 
 

@@ -31,7 +31,7 @@ from ..statements import leases
 from ..statements.database import is_lock_conflict, is_refusal
 from ..statements.settle import Settlement, settle
 from . import attempt
-from .alarm import LOOK, WAKE, Alarm
+from .alarm import LOOK, MORE, WAKE, Alarm
 from .announcer import Announcer, Ending
 from .claimer import Claimer
 from .config import WorkerConfig
@@ -153,8 +153,8 @@ class Child:
         self._is_asleep = self._gathers = False
         if WAKE in heard:
             self._claimer.wake()
-        if LOOK in heard:
-            self._claimer.ask()
+        if MORE in heard or LOOK in heard:
+            self._claimer.ask(is_poll=MORE not in heard)
 
     # ---- one turn of the loop
 

@@ -47,9 +47,10 @@ class Claimer:
         # A flag: a round that is under way will set the time of the next claim, and has not seen this job.
         self._was_woken = True
 
-    def ask(self) -> None:
-        """Look next time whether there is a job."""
+    def ask(self, *, is_poll: bool) -> None:
+        """Look next time whether there is a job: a new one, or if it is a poll an old one that was never met."""
         self._was_asked = True
+        self._owes_look = self._owes_look or not is_poll
 
     def expect_jobs(self, at: float = 0.0) -> None:
         """There is, or will be at the monotonic moment *at*, a job that no look has seen."""

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..outcomes import Claim
-from .alarm import LOOK, WAKE
+from .alarm import LOOK, MORE, WAKE
 from .config import WorkerConfig
 from .holdings import Held, Holdings, Vitals
 from .pacing import Pacing
@@ -133,6 +133,10 @@ class ChildProcess:
     def wake(self) -> None:
         """Tell it that there are jobs, as far as one knows."""
         self._ring(WAKE)
+
+    def tell_of_more(self) -> None:
+        """Tell it that there may be jobs: another child has taken as many as it could."""
+        self._ring(MORE)
 
     def look(self) -> None:
         """Tell it that it is time to look whether there are jobs."""

@@ -104,8 +104,10 @@ class Supervisor:
         said = place.look()
         has_died = child is not None and place.child is not child
         # A dead child may have been told of jobs, and have looked for none.
-        if said.has_more_jobs or has_died:
+        if has_died:
             self._wake_one(but_not=place.child)
+        elif said.has_more_jobs:  # perhaps: it could not take more
+            self._wake_one(but_not=place.child, is_sure=False)
         if said.has_more_jobs or said.rests or has_died:
             self._listener.something_happened(more_jobs=said.has_more_jobs or has_died)
 
@@ -136,9 +138,10 @@ class Supervisor:
     def _children(self) -> list[ChildProcess]:
         return [child for place in self._places if (child := place.child) is not None]
 
-    def _wake_one(self, but_not: ChildProcess | None = None) -> None:
+    def _wake_one(self, but_not: ChildProcess | None = None, *, is_sure: bool = True) -> None:
         """
-        Wake the child with the most free slots. Called by the listener's thread, too.
+        Wake the child with the most free slots, to claim if it is *sure* that there is a job, else to look first.
+        Called by the listener's thread, too.
 
         One is enough: if it finds more jobs than it can take, it says so, and the next is woken. When none
         has a free slot, all are told, so that they look as soon as they have one.
@@ -150,7 +153,10 @@ class Supervisor:
             idlest = max(children, key=lambda child: (free[child], -child.vitals().rested))
             children = [idlest] if free[idlest] > 0 else children
         for child in children:
-            child.wake()
+            if is_sure:
+                child.wake()
+            else:
+                child.tell_of_more()
 
     def _have_one_resting_look(self) -> None:
         """Let the child look, by a claim, that has last found nothing to do. Called by the listener's thread."""
