@@ -284,7 +284,7 @@ def test_what_a_look_lets_a_claim_walk_over_is_paid_for_like_the_look(claimer):
 
     floors.claimed([], 10, took=50.0)
 
-    assert floors.look_later_at > time.monotonic() + 900
+    assert floors.look_later_at > time.monotonic() + 4
 
 
 # ---- what comes close below a floor
@@ -369,6 +369,20 @@ def test_what_is_behind_the_reach_is_looked_at_in_pieces_from_new_to_old(session
     assert pieces[len(one_pass)][1] > one_pass[0][1] - 1, "and again from the newest"
 
 
+def test_a_child_that_is_told_of_more_jobs_looks_for_new_ones_whatever_lies_behind(session, claimer, dear):
+    """R31: a poll would look behind now, and for the new ones next time."""
+    enqueue_jobs(1)
+    claim_all(session, claimer, 1)
+    wait_until(lambda: not claim(session, claimer) and claimer._floors._reach == 1.0, "two dear looks")
+    claimer._floors._look_behind_at = 0.0
+    assert claimer._floors.has_behind
+    enqueue()
+    claimer.ask(is_poll=False)
+    wait_until(claimer.can_peek, "the next look")
+
+    assert claimer.peek(session.connection)
+
+
 def test_an_empty_band_s_floor_follows_the_clock_when_others_empty_it(session, claimer, dear):
     """R33: the entries that they leave are walked once, not at each claim."""
     enqueue_jobs(3)
@@ -383,27 +397,34 @@ def test_an_empty_band_s_floor_follows_the_clock_when_others_empty_it(session, c
 
 
 def test_a_look_is_paid_for_with_a_pause(monkeypatch):
-    """R33: idle twenty times as long as it took beyond 2 ms, busy a hundred; as many times longer as children look."""
+    """
+    R33: idle twenty times as long as it took beyond 2 ms, busy a hundred; as many times longer as children look.
+
+    Not one that is slow by accident, and none for ever: with twenty children it would be minutes without a new band.
+    """
     clock = SimpleNamespace(now=1_000.0, monotonic=lambda: clock.now)
 
-    def look_for(seconds, share):
+    def look_for(*looks, share):
         floors = Floors(Queues(), share)
+        rest = iter(looks)
 
         def sweep(*parameters):
-            clock.now += seconds
+            clock.now += next(rest)
             return claiming.Sweep([], 0.0)
 
         monkeypatch.setattr(floors_module, "sweep_parts", sweep)
-        floors.look(None)
+        for _ in looks:
+            floors.look(None)
         return pytest.approx((floors._may_look_at - clock.now, floors._look_at - clock.now))
 
     monkeypatch.setattr(floors_module, "time", clock)
 
-    assert look_for(0.502, 1) == (10.0, 50.0)
-    assert look_for(0.502, 3) == (30.0, 150.0)
-    assert look_for(0.002, 1) == (0.004, 0.1)
-    assert look_for(0.000_001, 1) == (0.004, 0.1)
-    assert look_for(0.000_001, 3) == (0.012, 0.3)
+    assert look_for(0.102, 0.302, share=1) == (2.0, 10.0)
+    assert look_for(0.302, 0.102, share=3) == (6.0, 30.0)
+    assert look_for(50.0, 50.0, share=1) == (5.0, 25.0)
+    for looks in ((50.0,), (50.0, 0.002), (0.000_001, 50.0)):
+        assert look_for(*looks, share=1) == (0.004, 0.1)
+        assert look_for(*looks, share=3) == (0.012, 0.3)
 
 
 def test_a_look_that_fails_is_not_paid_for(session):

@@ -26,6 +26,7 @@ FREE_SECONDS = 0.002  # of each, which it takes when there is nothing to walk ov
 SHORTEST_IDLE_PAUSE_SECONDS = 0.004
 SHORTEST_BUSY_PAUSE_SECONDS = 0.1
 CHEAP_SECONDS = 0.004
+DEAREST_SECONDS = 0.25  # more is no more: a machine may stand still, and looks that are dear soon reach less far
 DEAR_SECONDS = 0.008  # twice in a row: the first time may be anything
 SHORTEST_REACH_SECONDS = 1.0
 REACH_GROWTH = 4.0
@@ -59,6 +60,7 @@ class Floors:
         self._may_reach_further_at = 0.0
         self._reach = INFINITY  # how many seconds before now a look begins
         self._was_dear = False  # the last look
+        self._took = 0.0  # the same, in seconds
         self._behind_until: float | None = None  # where the next piece behind ends, by the database's clock
         self._behind_width = SHORTEST_REACH_SECONDS
         self._oldest = INFINITY  # that this child has met, by the database's clock
@@ -148,7 +150,8 @@ class Floors:
             self._set_reach(now - began, now)
         self._may_look_at = now + self._share * SHORTEST_IDLE_PAUSE_SECONDS
         self._look_at = now + self._share * SHORTEST_BUSY_PAUSE_SECONDS
-        self._charge(now - began)
+        took_before, self._took = self._took, now - began
+        self._charge(min(self._took, took_before))  # one that is slow by itself may be anything
 
     @property
     def has_behind(self) -> bool:
@@ -181,7 +184,7 @@ class Floors:
 
     def _charge(self, took: float) -> None:
         """Let the next looks wait for what this one, or the claim that followed, has cost."""
-        now, dear = time.monotonic(), max(took - FREE_SECONDS, 0.0)
+        now, dear = time.monotonic(), min(max(took - FREE_SECONDS, 0.0), DEAREST_SECONDS)
         self._may_look_at = max(self._may_look_at, now + self._share * IDLE_PAUSES * dear)
         self._look_at = max(self._look_at, now + self._share * BUSY_PAUSES * dear)
 
