@@ -59,7 +59,7 @@ def test_a_requeued_job_has_fresh_attempts_and_is_available_now():
     assert (job.finished_at, job.return_value, job.lease_until) == (None, None, None)
     assert began <= job.available_at <= timezone.now()
     assert JobAttempt.objects.filter(job=job_id).count() == 1
-    assert claim_one()[:2] == (job_id, 3)
+    assert claim_one().claim == (job_id, 3)
 
 
 @pytest.mark.django_db
