@@ -287,6 +287,42 @@ def test_what_a_look_lets_a_claim_walk_over_is_paid_for_like_the_look(claimer):
     assert floors.look_later_at > time.monotonic() + 4
 
 
+def test_a_claim_that_was_filled_is_followed_by_a_look_and_a_second_one_by_a_third(session, claimer):
+    """R31: with one slot all are filled, and most of the time nothing is left; a backlog needs no looks."""
+    enqueue_jobs(3)
+    claim_all(session, claimer, 3)
+    wait_until(claimer._floors.may_look, "the next look")
+    ids = enqueue_jobs(5)
+
+    assert claim(session, claimer, 1) == ids[:1]
+    assert claimer.at <= time.monotonic()
+    assert claimer.can_peek()
+    assert claimer.peek(session.connection)
+    assert claim(session, claimer, 1) == ids[1:2]
+    assert claimer.at == 0.0
+    assert not claimer.can_peek()
+    assert claim(session, claimer, 3) == ids[2:]
+    wait_until(claimer._floors.may_look, "the next look")
+    assert claim(session, claimer, 1) == []
+    for _ in range(2):
+        enqueue()
+        claim_all(session, claimer, 1, wanted=1)
+        wait_until(claimer.can_peek, "the next look")
+        assert not claimer.peek(session.connection), "nothing is left"
+
+
+def test_looks_that_are_dear_keep_no_claim_waiting(claimer, session):
+    """R33: where one was filled there may be more, and whether there is has its price."""
+    enqueue()
+    claim_all(session, claimer, 1)
+    claimer._floors._may_look_at = time.monotonic() + 1_000
+    [job_id] = enqueue_jobs(1)
+
+    assert claim(session, claimer, 1) == [job_id]
+    assert claimer.at < time.monotonic() + 1
+    assert not claimer.can_peek()
+
+
 # ---- what comes close below a floor
 
 

@@ -95,6 +95,21 @@ def test_a_wake_up_in_the_middle_of_a_round_is_not_lost(make_child, monkeypatch)
     turn_until(child, lambda: len(child._held) == 1)
 
 
+def test_what_has_ended_is_written_before_the_child_looks_for_more(make_child):
+    """R31: nobody has said that there is more, and an ending by itself is one statement."""
+    child = make_child(concurrency=1)
+    job_id = enqueue()
+    turn_until(child, lambda: child._held)
+    finish(child, *child._held.values())
+    wait_until(child._claimer.can_peek, "the next look")
+
+    child._turn()
+
+    assert row(job_id, "status") == ("done",)
+    assert child._claimer.can_peek()
+    turn_until(child, lambda: not child._claimer.can_peek() and child._claimer.rests_since)
+
+
 def test_a_child_holds_what_it_has_published_and_never_more_than_fits(make_child):
     child = make_child()
     for _ in range(500):

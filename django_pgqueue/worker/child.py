@@ -167,6 +167,8 @@ class Child:
         if now < self._retry_at:
             return self._sleep_seconds()
         wanted = self._wanted(now)
+        if self._settler.ready and self._claimer.can_peek() and not self._claimer.has_to_peek:
+            wanted = 0  # it need not hurry to look, and what has ended is one statement by itself
         if not wanted and self._can_gather():
             self._gathers = True
             return max(self._settler.since + GATHER_SECONDS - now, 0.0)

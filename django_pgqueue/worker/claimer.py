@@ -39,6 +39,7 @@ class Claimer:
         self._was_woken = False
         self._was_asked = False
         self._is_behind_s_turn = False
+        self._was_filled = False  # the last claim
         self._will_look = False  # next time, before it claims again
         self._owes_look = False  # it was woken instead: a steady stream of jobs would keep it from looking
 
@@ -93,6 +94,7 @@ class Claimer:
         if has_found:
             self.at = 0.0
         else:
+            self._was_filled = False
             self._rest(self.rests_since if self._is_behind_s_turn else began)
         return has_found
 
@@ -108,14 +110,19 @@ class Claimer:
             self._owes_look = False
             floors.look(connection, everywhere=self._config.burst)
             jobs = self._claim(connection, owner, wanted) if floors.any_due() else []
-        elif len(jobs) == wanted and floors.must_look():
+        elif len(jobs) == wanted and self._was_filled and floors.must_look():
             floors.look(connection)
         if jobs:
             self.found_at = began
-        if len(jobs) == wanted:
+        was_filled, self._was_filled = self._was_filled, len(jobs) == wanted
+        if self._was_filled:
             self.rests_since = 0.0
-        if floors.look_behind(connection) or len(jobs) == wanted:
+        if floors.look_behind(connection) or (was_filled and self._was_filled):
             self.at = 0.0
+        elif self._was_filled:
+            # Perhaps there were just as many. A look says so, if there may be one soon.
+            self.at = floors.look_soon_at
+            self._will_look = True
         elif has_looked and not jobs:
             self.is_drained = not floors.any_due()
             self._rest(began)

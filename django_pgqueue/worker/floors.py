@@ -109,6 +109,11 @@ class Floors:
     # ---- when to look
 
     @property
+    def look_soon_at(self) -> float:
+        """When to look, monotonic, and if that is too much by then, to do without."""
+        return min(self._may_look_at, time.monotonic() + self._share * SHORTEST_IDLE_PAUSE_SECONDS)
+
+    @property
     def look_later_at(self) -> float:
         """When to look, monotonic, after a claim has found jobs: they come first, and the next look is not too much."""
         return max(self._may_look_at, time.monotonic() + self._share * SHORTEST_IDLE_PAUSE_SECONDS)
