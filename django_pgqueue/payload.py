@@ -26,6 +26,10 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 SHORT_CHARS = 200  # in fewer, nothing is too deep, and no number too large
 
 _decode = json.JSONDecoder().raw_decode
+# Those first that most are: to ask an abstract class takes longer.
+_MAPPINGS = (dict, Mapping)
+_SEQUENCES = (list, tuple, Sequence)
+
 _as_json = json.JSONEncoder(ensure_ascii=False).encode
 
 
@@ -70,8 +74,8 @@ def encode_result(value: Any) -> str | None:
     if value is None:
         return None
     text = _as_json(_storable(value, "The return value"))
-    size = len(text.encode())
-    if size > MAX_JSON_BYTES:
+    # A character has at most 4 bytes.
+    if 4 * len(text) > MAX_JSON_BYTES and (size := len(text.encode())) > MAX_JSON_BYTES:
         raise ValueError(
             f"The return value takes {size:,} bytes as JSON, more than the {MAX_JSON_BYTES:,} that a job may keep."
         )
@@ -161,7 +165,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _storable(value: Any, name: str, depth: int = 0) -> Any:
-    if value is None or value is True or value is False:
+    if _is_plain(value):
         return value
     if isinstance(value, str):
         return _storable_text(value, name)
@@ -180,9 +184,9 @@ def _storable(value: Any, name: str, depth: int = 0) -> Any:
             return _storable_text(value.decode("utf-8"), name)
         except UnicodeDecodeError:
             raise ValueError(f"{name} holds bytes that are not UTF-8 text.") from None
-    if isinstance(value, Mapping):
+    if isinstance(value, _MAPPINGS):
         return {_storable_key(key, name): _storable(member, name, depth + 1) for key, member in value.items()}
-    if isinstance(value, Sequence):
+    if isinstance(value, _SEQUENCES):
         return [_storable(member, name, depth + 1) for member in value]
     raise TypeError(
         f"{name} holds a {type(value).__qualname__}, which cannot be stored as JSON. Pass a key or a string instead."
@@ -199,8 +203,9 @@ def _storable_text(text: str, name: str) -> str:
     text = str.__str__(text)  # of a subclass, such as an enumeration's member, the text itself
     if "\x00" in text:
         raise ValueError(f"{name} holds a NUL character, which PostgreSQL cannot store.")
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        raise ValueError(f"{name} holds a lone surrogate, which is not text.") from None
+    if not text.isascii():
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError:
+            raise ValueError(f"{name} holds a lone surrogate, which is not text.") from None
     return text
