@@ -2,7 +2,8 @@
 The door from Django's Tasks framework: ``"BACKEND": "django_pgqueue.PgQueueBackend"``.
 
 Imported while apps are loading, since ``@task`` instantiates the backend, so it looks the model up late.
-Django keeps one instance for each thread, and makes others when settings change: no state belongs here.
+Django keeps one instance for each thread, and makes others when settings change: nothing belongs here but what
+can be found out again.
 """
 
 import logging
