@@ -419,6 +419,42 @@ def test_a_child_that_is_told_of_more_jobs_looks_for_new_ones_whatever_lies_behi
     assert claimer.peek(session.connection)
 
 
+def test_what_a_filled_claim_has_left_is_looked_for_whatever_lies_behind(session, claimer, dear):
+    """R31: a look behind is no such look. After it the child would neither rest, to be rung, nor look by itself."""
+    enqueue_jobs(1)
+    claim_all(session, claimer, 1)
+    wait_until(lambda: not claim(session, claimer) and claimer._floors._reach == 1.0, "two dear looks")
+    enqueue()
+    claimer._floors._look_behind_at = float("inf")
+    assert claim_all(session, claimer, 1, wanted=1)
+    claimer._floors._look_behind_at = 0.0
+    assert claimer._floors.has_behind
+    wait_until(claimer.can_peek, "the next look")
+
+    assert not claimer.peek(session.connection)
+    assert claimer.rests_since
+    claimer.ask(is_poll=True)
+    wait_until(claimer.can_peek, "a look that nobody owes")
+    assert not claimer.peek(session.connection)
+    assert claimer._is_behind_s_turn
+
+
+def test_a_job_that_becomes_due_right_after_the_look_that_saw_it_is_not_slept_over(monkeypatch):
+    """R23."""
+    clock = SimpleNamespace(now=1_000.0, monotonic=lambda: clock.now)
+    floors = Floors(Queues())
+    band = claiming.Band("default", 0, first_available_at=5_000.001, first_id=1, due_in=0.001)
+    locked = claiming.Band("default", 1, first_available_at=4_000.0, first_id=2, due_in=-1_000.0)
+    monkeypatch.setattr(floors_module, "time", clock)
+    monkeypatch.setattr(floors_module, "sweep_parts", lambda *parameters: claiming.Sweep([band, locked], 5_000.0))
+    floors.look(None)
+    assert floors.next_due_in() == pytest.approx(0.001)
+
+    clock.now += 0.002
+
+    assert floors.next_due_in() == 0.0
+
+
 def test_an_empty_band_s_floor_follows_the_clock_when_others_empty_it(session, claimer, dear):
     """R33: the entries that they leave are walked once, not at each claim."""
     enqueue_jobs(3)

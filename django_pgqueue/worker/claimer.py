@@ -82,8 +82,9 @@ class Claimer:
     def peek(self, connection: psycopg.Connection) -> bool:
         """Look, in one statement; whether a job may run now."""
         began = time.monotonic()
-        # Behind is where no job lies that it was woken for.
-        self._is_behind_s_turn = not (self._is_behind_s_turn or self._owes_look) and self._floors.has_behind
+        # Behind is no job that it was woken for, nor what a claim that was filled has left.
+        is_owed = self._owes_look or self._will_look
+        self._is_behind_s_turn = not (self._is_behind_s_turn or is_owed) and self._floors.has_behind
         self._was_asked = self._will_look = self._owes_look = False
         if self._is_behind_s_turn:
             has_found = self._floors.look_behind(connection)
