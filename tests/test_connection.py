@@ -153,6 +153,52 @@ class TestBreakingOff:
             assert ask(session, "SELECT pg_backend_pid()") == [(backend,)]
 
 
+class TestMeanwhile:
+    def test_it_is_when_the_statement_is_with_the_server(self):
+        """Otherwise this would wait for ever: the statement ends by what is done meanwhile."""
+        done = []
+        with worker_session() as session, barrier(81) as lock:
+
+            def let_go():
+                wait_for_lock_wait(connections["default"], connection.info.backend_pid)
+                done.append(session.is_waiting)
+                lock.release()
+
+            with session.round() as connection, connection.meanwhile(let_go):
+                connection.execute("SELECT pg_advisory_lock(81)")
+                connection.execute("SELECT pg_advisory_unlock(81)")
+
+        assert done == [True]
+
+    def test_a_statement_that_fails_has_its_meanwhile_too(self):
+        done = []
+        with worker_session() as session, session.single() as connection:
+            with pytest.raises(psycopg.errors.DivisionByZero), connection.meanwhile(lambda: done.append(1)):
+                connection.execute("SELECT 1 / 0")
+
+            assert connection.execute("SELECT 2").fetchone() == (2,)
+        assert done == [1]
+
+    def test_without_a_statement_there_is_none(self):
+        done = []
+        with worker_session() as session, session.single() as connection:
+            with connection.meanwhile(lambda: done.append(1)):
+                pass
+            connection.execute("SELECT 1")
+        assert done == []
+
+    def test_a_statement_larger_than_a_network_takes_at_once_is_sent_first(self):
+        """The server begins when it has all of it."""
+        large = f"SELECT length('{'x' * 20_000_000}'), pg_sleep(0.5)"
+        begun = "SELECT 1 FROM pg_stat_activity WHERE state = 'active' AND query LIKE 'SELECT length(%%'"
+
+        def wait_for_server():
+            wait_until(lambda: here(begun), "the server to begin")
+
+        with worker_session() as session, session.single() as connection, connection.meanwhile(wait_for_server):
+            assert connection.execute(large).fetchone()[0] == 20_000_000
+
+
 class TestPrepared:
     """R33: what is planned longer than it runs; but arrays of fences must be seen when they are planned."""
 

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from django_pgqueue.worker.pacing import BUFFERED_SECONDS, MAX_BUFFERED, MAX_BUFFERED_CHARS, Pacing
+from django_pgqueue.worker.pacing import BUFFERED_SECONDS, LARGE_CLAIM, MAX_BUFFERED, MAX_BUFFERED_CHARS, Pacing
 
 
 def after(slots, seconds, jobs=500):
@@ -53,11 +53,15 @@ def test_short_jobs_come_in_batches_of_what_the_slots_finish_in_a_tenth_of_a_sec
     assert after(4, 0.0).wanted(0) == 4 + MAX_BUFFERED
 
 
-def test_nothing_is_claimed_while_half_of_the_buffer_is_left():
-    pacing = after(4, 0.0)
+def test_nothing_is_claimed_while_half_of_the_buffer_is_left_unless_it_is_large():
+    pacing = after(4, 0.001)
+    most = pacing.wanted(0)
+    half = (most - 4) // 2
 
-    assert pacing.wanted(4 + MAX_BUFFERED // 2) == 0
-    assert pacing.wanted(4 + MAX_BUFFERED // 2 - 1) == MAX_BUFFERED // 2 + 1
+    assert pacing.wanted(4 + half) == 0
+    assert pacing.wanted(4 + half - 1) == most - (4 + half - 1)
+    assert after(4, 0.0).wanted(4 + MAX_BUFFERED - LARGE_CLAIM) == 0
+    assert after(4, 0.0).wanted(4 + MAX_BUFFERED - LARGE_CLAIM - 1) == LARGE_CLAIM + 1
 
 
 def test_jobs_that_found_no_slot_end_the_buffer():

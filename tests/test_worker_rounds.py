@@ -14,6 +14,7 @@ from django_pgqueue.outcomes import Claim, Succeeded
 from django_pgqueue.statements import claim as claiming
 from django_pgqueue.statements.database import execute
 from django_pgqueue.worker import announcer
+from django_pgqueue.worker import child as child_module
 from django_pgqueue.worker import upkeep as upkeep_module
 from django_pgqueue.worker.attempt import Attempted
 from django_pgqueue.worker.child import Child
@@ -146,6 +147,114 @@ def test_what_cannot_be_settled_takes_the_place_of_other_jobs_in_the_end(make_ch
     turn_until(child, lambda: Job.objects.filter(status="done").count() == Pacing.capacity(4))
 
 
+class TestFullSwing:
+    """Large rounds that follow each other: what one came to is done while the server works on the next."""
+
+    @pytest.fixture
+    def child(self, make_child, monkeypatch):
+        """One that has just settled five jobs and claimed five, of ten that it holds; two more have ended since."""
+        child = make_child(concurrency=4)
+        monkeypatch.setattr(child_module, "LARGE_ROUND", 2)
+        monkeypatch.setattr(child_module, "STALE_BUFFER_SECONDS", 1e9)
+        monkeypatch.setattr(child._pacing, "wanted", lambda in_hand: max(10 - in_hand, 0))
+        enqueue_jobs(100)
+        turn_until(child, lambda: len(child._held) == 10)
+        self.finish_some(child, 5)
+        child.wake()  # it need not look first
+        in_time = child._rounds.do
+
+        def do(*parameters, **others):
+            done = in_time(*parameters, **others)
+            self.finish_some(child, 2)
+            return done
+
+        with monkeypatch.context() as patch:
+            patch.setattr(child._rounds, "do", do)
+            assert child._turn() == 0.0
+        return child
+
+    def finish_some(self, child, count):
+        for _ in range(count):
+            finish(child, child._slots._line.take_if(lambda held: True))
+
+    def counts(self):
+        return [Job.objects.filter(status=status).count() for status in ("pending", "running", "done")]
+
+    def test_what_a_round_came_to_is_done_beside_the_next(self, child, monkeypatch):
+        assert self.counts() == [85, 10, 5]
+        assert len(child._held) == 10, "what is settled is still held, and what is claimed not yet"
+        moments = []
+        hand_over = child._hand_over
+
+        def note(claimed, earlier):
+            moments.append((len(claimed), child._session.is_waiting))
+            hand_over(claimed, earlier)
+
+        monkeypatch.setattr(child, "_hand_over", note)
+        child.wake()
+
+        child._turn()
+
+        assert moments == [(5, True), (2, False)]
+        assert self.counts() == [83, 10, 7]
+        assert {held.claim for held in child._holdings.read()} == set(child._held)
+        assert len(child._held) == 10
+
+    def test_it_is_done_also_when_there_is_no_next(self, child):
+        child._slots.finished.clear()
+
+        assert child._turn() == 0.0
+
+        assert len(child._held) == 10
+        assert all(row(claim.job_id, "status", "claim_version") == ("running", 1) for claim in child._held)
+
+    def test_it_is_done_also_when_the_next_fails(self, child):
+        """R20: or else jobs that are claimed would run after their lease only."""
+        here("SELECT pg_terminate_backend(%s)", [child._session.connection.info.backend_pid])
+        child.wake()
+
+        child._turn()
+
+        assert {held.claim for held in child._holdings.read()} == set(child._held)
+        assert self.counts() == [85, 10, 5]
+        assert set(Job.objects.filter(status="running").values_list("id", "claim_version")) == set(child._held)
+        child._retry_at = 0.0
+        turn_until(child, lambda: self.counts() == [83, 10, 7])
+        assert not Job.objects.filter(claim_version__gt=1).exists()
+
+    def test_it_is_done_once_when_the_next_is_refused_a_row(self, child):
+        """R18: someone holds a row that has ended, and the claim waits for a later turn."""
+        ended = child._slots.finished[0].claim.job_id
+        with actor() as other:
+            sql(other, "BEGIN")
+            sql(other, "SELECT 1 FROM django_pgqueue_job WHERE id = %s FOR UPDATE", [ended])
+            child.wake()
+            child._turn()
+            assert self.counts() == [85, 9, 6]
+            assert len(child._held) == 9
+            sql(other, "ROLLBACK")
+
+        turn_until(child, lambda: self.counts()[2] == 7)
+        assert not Job.objects.filter(claim_version__gt=1).exists()
+
+    def test_jobs_that_were_claimed_go_back_when_the_child_is_told_to_stop(self, child):
+        child.stop(10.0)
+
+        turn_until(child, lambda: self.counts() == [93, 0, 7])
+
+        assert set(Job.objects.filter(status="pending").values_list("attempts", flat=True)) == {0}
+
+    def test_a_claim_that_is_lost_in_between_is_no_longer_held(self, child):
+        claimed = child._unheeded.claimed[0]
+        here("UPDATE django_pgqueue_job SET claim_version = 7 WHERE id = %s", [claimed.id])
+        child._turn()
+        finish(child, child._held[claimed.claim])
+
+        turn_until(child, lambda: claimed.claim not in child._held)
+
+        assert row(claimed.id, "status", "claim_version") == ("running", 7)
+
+
 def test_an_ending_whose_row_someone_holds_keeps_no_other_job_from_being_claimed(make_child):
     """R18, R19: a person may hold it for an hour."""
     child = make_child()
@@ -180,6 +289,38 @@ def test_jobs_of_a_claim_that_needs_no_transaction_go_back_when_what_follows_it_
     turn_until(child, lambda: {held.job.id: held.job.attempts for held in child._held.values()} == {job_id: 1})
 
 
+def test_jobs_of_a_claim_that_was_rolled_back_are_not_run(make_child, monkeypatch):
+    """R18, R20: what has ended is written all the same, one by one."""
+    child = make_child(concurrency=2)
+    ended, following = enqueue_jobs(2, priority=1), enqueue_jobs(2)
+    turn_until(child, lambda: len(child._held) == 2)
+    for held in list(child._held.values()):
+        finish(child, held)
+    child._slots.take_back()
+    child.wake()
+    with monkeypatch.context() as patch:
+        patch.setattr(claiming, "earlier_attempts", _refuse_for_a_lock)
+        child._turn()
+
+    assert not child._held
+    assert {row(job_id, "status") for job_id in ended} == {("done",)}
+    assert {row(job_id, "status", "attempts") for job_id in following} == {("pending", 0)}
+
+
+def test_after_a_look_that_failed_a_child_claims_at_once(make_child, monkeypatch):
+    """R31: whoever has asked for that look will not ask again."""
+    child = make_child()
+    turn_until(child, lambda: child._claimer.rests_since)
+    job_id = enqueue()
+    child._claimer.ask(is_poll=False)
+    wait_until(child._claimer.can_peek, "the next look")
+    here("SELECT pg_terminate_backend(%s)", [child._session.connection.info.backend_pid])
+    child._turn()
+    assert child._retry_at
+
+    turn_until(child, lambda: [claim.job_id for claim in child._held] == [job_id])
+
+
 def test_a_child_asks_for_company_when_its_claims_are_published(make_child, monkeypatch):
     """R31: before that it would look idle, and be the one that is woken."""
     child = make_child()
@@ -194,6 +335,9 @@ def test_a_child_asks_for_company_when_its_claims_are_published(make_child, monk
 
 def test_an_outage_without_a_claim_in_doubt_leaves_no_names_to_look_after(make_child, monkeypatch):
     child = make_child()
+    enqueue()
+    turn_until(child, lambda: child._held)
+    child._session.close()
 
     def refuse(*args):
         raise psycopg.OperationalError("connection refused")
@@ -201,6 +345,7 @@ def test_an_outage_without_a_claim_in_doubt_leaves_no_names_to_look_after(make_c
     monkeypatch.setattr(child._session, "_connect", refuse)
     for _ in range(50):
         child._retry_at = 0.0
+        child.wake()
         child._turn()
 
     assert not child._names.has_old

@@ -13,7 +13,6 @@ What the loop decides by belongs to it alone. Other threads put things in queues
 
 import json
 import logging
-import random
 import threading
 import time
 from collections.abc import Sequence
@@ -27,22 +26,21 @@ from ..conf import Options
 from ..exceptions import ClaimLost, Interrupted, Interruption, TaskCancelled
 from ..outcomes import Claim, Outcome, Released, Retried, Snoozed, Succeeded
 from ..statements import claim as claiming
-from ..statements import leases
-from ..statements.database import is_lock_conflict, is_refusal
-from ..statements.settle import Settlement, settle
+from ..statements.settle import Settlement
 from . import attempt
 from .alarm import LOOK, MORE, WAKE, Alarm
 from .announcer import Announcer, Ending
 from .claimer import Claimer
 from .config import WorkerConfig
-from .connection import Outage, Session
+from .connection import Session
 from .held import HeldJob, log_lost
 from .holdings import Holdings
 from .interrupter import Interrupter, courtesy
 from .memory import Scales
 from .naming import OwnerNames
 from .pacing import Pacing
-from .settler import BUSY_PAUSE_SECONDS, Settler
+from .rounds import Round, Rounds
+from .settler import Settler
 from .slots import Slots
 from .voice import Voice
 from .watchdog import Watchdog
@@ -52,6 +50,7 @@ logger = logging.getLogger("django_pgqueue")
 GATHER_SECONDS = 0.005  # that endings wait for others, while there is more to run: a round costs what it costs
 STALE_BUFFER_SECONDS = 0.2  # a buffered job that found no slot in this time goes back
 CATCH_UP_SECONDS = 0.1  # between two looks at whether the announcer has caught up
+LARGE_ROUND = 200  # jobs; it takes so long that what the last one came to can be done meanwhile
 LONGEST_SLEEP_SECONDS = 10.0  # the supervisor wants to see that the loop turns
 LAST_WORDS_SECONDS = 2.0  # after the grace period, for interrupted tasks to end and be written
 EXIT_RECYCLE = 10  # the exit code of a child that has run its number of jobs, or has grown too large
@@ -77,7 +76,6 @@ class Child:
         self._words = words
         self._session = Session(config.database, application_name)
         self._watchdog = Watchdog([self._session], each_turn=self._breathe)
-        self._outage = Outage(logging.DEBUG)
         self._slots = Slots(
             *(config.concurrency, holdings, options.backoff, config.database),
             on_finish=self._note_finished,
@@ -91,8 +89,10 @@ class Child:
         self._is_asleep = False
         self._gathers = False  # it lets endings gather while it sleeps
         self._held: dict[Claim, HeldJob] = {}
+        self._unheeded: Round | None = None  # the last round, in full swing, until the next one is under way
         self._settler = Settler(self._session)
         self._claimer = Claimer(config)
+        self._rounds = Rounds(self._session, self._settler, self._claimer, self._names)
         self._retry_at = 0.0  # when to touch the database again after a failure
         self._buffered_since: float | None = None
         self._stop_by: float | None = None  # the end of the grace period, once stopping
@@ -169,6 +169,9 @@ class Child:
         wanted = self._wanted(now)
         if self._settler.ready and self._claimer.can_peek() and not self._claimer.has_to_peek:
             wanted = 0  # it need not hurry to look, and what has ended is one statement by itself
+        if self._unheeded is not None and not (wanted and self._settler.ready):
+            self._heed()  # there will be no round beside which it could
+            return 0.0
         if not wanted and self._can_gather():
             self._gathers = True
             return max(self._settler.since + GATHER_SECONDS - now, 0.0)
@@ -177,50 +180,34 @@ class Child:
             return self._sleep_seconds()
         try:
             self._accept(self._settler.try_busy())
-            settlement, claimed, earlier = self._round(wanted)
+            done = self._rounds.do(wanted, self._held, meanwhile=self._heed)
         except psycopg.Error as error:
-            self._claimer.failed()
-            self._retry_at = time.monotonic() + self._recover_from(error)
+            self._heed()
+            self._retry_at = time.monotonic() + self._rounds.recover_from(error)
             return 0.0
-        self._outage.over()
         self._holdings.note(worked=time.monotonic())
-        self._names.answered()
-        self._accept(settlement)
-        self._hand_over(claimed, earlier)
-        if wanted:
-            # Not before they are published: this child would still look idle, and be the one that is woken.
-            self._voice.note_claim(was_filled=len(claimed) == wanted)
+        self._heed()
+        self._unheeded = done
+        if self._is_in_full_swing(done):
+            return 0.0
+        self._heed()
         return self._sleep_seconds()
 
-    def _round(self, wanted: int) -> tuple[Settlement, list[claiming.ClaimedJob], dict[int, list]]:
-        """Settle what has arrived, claim what is wanted: in one transaction, or in none if it is one of the two."""
-        settler = self._settler
-        ready = settler.ready
-        claimed: list[claiming.ClaimedJob] = []
-        earlier: dict[int, list] = {}
-        is_more = self._names.has_old or (ready and wanted) or ready > 1
-        if (wanted and self._claimer.has_to_peek) or (not is_more and not ready and self._claimer.can_peek()):
-            with self._session.single() as connection:
-                if not self._claimer.peek(connection):
-                    return Settlement(), claimed, earlier
-        try:
-            with self._session.round() if is_more else self._session.single() as connection:
-                self._release_old(connection)
-                settlement = settler.write(connection)
-                if wanted:
-                    self._names.claiming()
-                    claimed = self._claimer.claim(connection, self._names.current, wanted)
-                    earlier = claiming.earlier_attempts(connection, claimed)
-        except (psycopg.Error, UnicodeEncodeError) as error:
-            self._claimer.failed()
-            if not is_more:
-                self._names.lost_touch()  # what was claimed before is committed, and goes back
-            if not ready or not (is_lock_conflict(error) or is_refusal(error)):
-                raise
-            # One row must not keep the others; claiming waits for the next turn.
-            return settler.write_carefully(), [], {}
-        settler.done(settlement)
-        return settlement, claimed, earlier
+    def _is_in_full_swing(self, done: Round) -> bool:
+        """Whether it seems that another large round will follow the one that is *done* at once."""
+        is_large = len(done.settlement.settled) + len(done.claimed) >= LARGE_ROUND
+        return is_large and len(self._slots.finished) >= LARGE_ROUND
+
+    def _heed(self) -> None:
+        """Do what the last round calls for, unless that has been done: let go of what has ended, hand new jobs over."""
+        if self._unheeded is None:
+            return
+        done, self._unheeded = self._unheeded, None
+        self._accept(done.settlement)
+        self._hand_over(done.claimed, done.earlier)
+        if done.wanted:
+            # Not before they are published: this child would still look idle, and be the one that is woken.
+            self._voice.note_claim(was_filled=len(done.claimed) == done.wanted)
 
     def _can_gather(self) -> bool:
         """Whether what is ready can wait a moment for more: the slots have enough to do, and nobody waits for it."""
@@ -242,8 +229,11 @@ class Child:
 
     def _room(self) -> int:
         """How many jobs could be claimed. What has ended makes room already: a round settles it before it claims."""
-        in_hand = len(self._held) - len(self._settler)
-        places = Pacing.capacity(self._config.concurrency) - len(self._held)
+        held = len(self._held)
+        if self._unheeded is not None:
+            held += len(self._unheeded.claimed) - len(self._unheeded.settlement.settled)
+        in_hand = held - len(self._settler)
+        places = Pacing.capacity(self._config.concurrency) - held
         return int(max(min(self._pacing.wanted(in_hand), self._jobs_left - in_hand, places), 0))
 
     # ---- what arrives from slots
@@ -348,22 +338,6 @@ class Child:
         if held is not None:
             self._holdings.remove(held.place)
         return held
-
-    def _recover_from(self, error: psycopg.Error) -> float:
-        """Get ready for another try after a failed round; return the seconds to pause."""
-        if is_lock_conflict(error):  # rolled back, for certain
-            self._names.answered()
-            return BUSY_PAUSE_SECONDS * random.uniform(0.8, 1.2)
-        self._names.lost_touch()
-        self._session.close()
-        return self._outage.failed(error)
-
-    def _release_old(self, connection: psycopg.Connection) -> None:
-        for name in self._names.old():
-            jobs = leases.lock_owned(connection, name, [claim.job_id for claim in self._held])
-            if jobs:
-                settle(connection, [Released(job.claim) for job in jobs])
-                logger.info("Released %d jobs whose claim was never confirmed.", len(jobs))
 
     # ---- signs of life
 

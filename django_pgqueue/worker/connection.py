@@ -15,13 +15,15 @@ import random
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
 import psycopg
 from django.db import connections
 from psycopg import sql
+from psycopg.abc import PQGen
+from psycopg.waiting import Wait
 
 from ..statements import claim
 from ..statements.database import (
@@ -79,6 +81,22 @@ class WatchedConnection(psycopg.Connection):
         self._overdue: float | None = None
         self._was_broken_off = False
         self._asking = threading.Lock()
+        self._meanwhile: Callable[[], None] | None = None
+
+    @contextmanager
+    def meanwhile(self, do: Callable[[], None]) -> Iterator[None]:
+        """Call *do*, once, when a statement of the block has been sent, before its answer is waited for."""
+        self._meanwhile = do
+        try:
+            yield
+        finally:
+            self._meanwhile = None
+
+    def wait(self, gen: PQGen[Any], *args: Any, **options: Any) -> Any:
+        if self._meanwhile is not None:
+            do, self._meanwhile = self._meanwhile, None
+            gen = _and_meanwhile(gen, do)
+        return super().wait(gen, *args, **options)
 
     @property
     def is_waiting(self) -> bool:
@@ -116,6 +134,19 @@ class WatchedConnection(psycopg.Connection):
             # A copy of the descriptor: libpq reads the end of the stream, and closes its own.
             with suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(self.fileno())) as same:
                 same.shutdown(socket.SHUT_RDWR)
+
+
+def _and_meanwhile(gen: PQGen[Any], do: Callable[[], None]) -> PQGen[Any]:
+    """Do what *gen* does, and *do* when it has nothing left to send."""
+    try:
+        wanted = next(gen)
+        while wanted != Wait.R:
+            wanted = gen.send((yield wanted))
+        do()
+        while True:
+            wanted = gen.send((yield wanted))
+    except StopIteration as end:
+        return end.value
 
 
 class _WatchedCursor(psycopg.Cursor):
@@ -168,7 +199,7 @@ class Session:
             connection.break_off(now)
 
     @contextmanager
-    def round(self, limit_seconds: float | None = None) -> Iterator[psycopg.Connection]:
+    def round(self, limit_seconds: float | None = None) -> Iterator[WatchedConnection]:
         """
         One short transaction with a worker's settings; rolled back on any error, which goes on.
 
@@ -189,7 +220,7 @@ class Session:
             raise
 
     @contextmanager
-    def single(self) -> Iterator[psycopg.Connection]:
+    def single(self) -> Iterator[WatchedConnection]:
         """Like a round, for one statement, which then needs no transaction around it where the session is ours."""
         connection = self.connection
         if connection.is_direct:

@@ -6,7 +6,8 @@ come in large batches, long ones are never hoarded. Nor are large ones, because 
 """
 
 BUFFERED_SECONDS = 0.1
-MAX_BUFFERED = 2_000
+MAX_BUFFERED = 4_000
+LARGE_CLAIM = 1_000  # that is worth it while more than half of the buffer is left
 MAX_BUFFERED_CHARS = 16_000_000  # of arguments
 WEIGHT = 0.05  # of the newest job in the average
 
@@ -37,7 +38,7 @@ class Pacing:
         self._average = max(self._average, BUFFERED_SECONDS)
 
     def wanted(self, held: int) -> int:
-        """Return how many jobs to claim while *held* wait or run; none while half of the buffer is left."""
+        """Return how many jobs to claim while *held* wait or run; none if there is room for few."""
         buffer = min(
             int(self._slots * BUFFERED_SECONDS / max(self._average, 1e-6)) - self._slots,
             int(MAX_BUFFERED_CHARS / max(self._average_chars, 1.0)),
@@ -45,4 +46,5 @@ class Pacing:
         )
         if buffer <= 0:
             return max(self._slots - held, 0)
-        return self._slots + buffer - held if held < self._slots + buffer // 2 else 0
+        room = self._slots + buffer - held
+        return room if room > min(buffer - buffer // 2, LARGE_CLAIM) else 0

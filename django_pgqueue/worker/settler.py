@@ -24,12 +24,13 @@ class Settler:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._ready: list[Outcome] = []
+        self._writing: list[Outcome] = []
         self._busy: list[Outcome] = []
         self._busy_at = 0.0  # monotonic; when to try those again
         self.since = 0.0  # monotonic; when the first of those that are ready arrived
 
     def __len__(self) -> int:
-        return len(self._ready) + len(self._busy)
+        return len(self._ready) + len(self._writing) + len(self._busy)
 
     @property
     def ready(self) -> int:
@@ -47,18 +48,25 @@ class Settler:
         self._ready += outcomes
 
     def write(self, connection: psycopg.Connection) -> Settlement:
-        """Write what is ready, in the transaction that is open; `done` once that is committed."""
-        return settle(connection, self._ready) if self._ready else Settlement()
+        """Write what is ready, in the transaction that is open; `done` once that is committed, else `failed`."""
+        self._writing, self._ready = self._ready, []
+        return settle(connection, self._writing) if self._writing else Settlement()
 
     def done(self, settlement: Settlement) -> None:
-        """What was ready is written, as *settlement* says."""
-        self._ready = []
+        """What `write` has written is committed, as *settlement* says."""
+        self._writing = []
         self._set_apart(settlement.busy)
+
+    def failed(self) -> None:
+        """What `write` has written is rolled back, or nobody knows."""
+        self._ready = self._writing + self._ready
+        self._writing = []
 
     def write_carefully(self) -> Settlement:
         """Write what is ready one way or the other, after `write` has failed."""
         settlement = settle_carefully(self._session.connection, self._ready, self._session.round)
-        self.done(settlement)
+        self._ready = []
+        self._set_apart(settlement.busy)
         return settlement
 
     def try_busy(self) -> Settlement:
