@@ -42,6 +42,8 @@ _raise_in_thread = ctypes.pythonapi.PyThreadState_SetAsyncExc
 class SyncCode:
     """The user code of one attempt in the thread that creates this. `run` once, in that thread."""
 
+    __slots__ = ("_is_inside", "_lock", "_sent", "_thread", "_wrappers", "reason")
+
     def __init__(self) -> None:
         self.reason: type[Interruption] | None = None  # what it was asked to end for
         self._thread = threading.get_ident()
