@@ -69,6 +69,13 @@ def fetch(connection: Connection, sql: str, parameters: Mapping[str, Any]) -> li
         return cursor.fetchall()
 
 
+def change(connection: Connection, sql: str, parameters: Mapping[str, Any]) -> int:
+    """Run *sql*, which returns no rows, and return how many it has changed."""
+    with connection.cursor() as cursor:
+        cursor.execute(sql, parameters)
+        return cursor.rowcount
+
+
 def execute(connection: Connection, sql: str) -> None:
     """Run *sql*, one statement or several, without parameters."""
     with connection.cursor() as cursor:

@@ -4,9 +4,10 @@ Write the endings of claims: succeed, retry, snooze, fail, release.
 One statement for each kind of ending, without a join: values travel in arrays beside the ids, and
 ``array_position`` finds them. That looks at one after the other, so those statements stay below SLICE rows.
 Successes are many. All that have the same version of the claim, as nearly all have, are one statement, and their
-results are one JSON object, in which the server finds its way faster.
+results are one JSON object, in which the server finds its way faster. The rows that it changes are counted and not
+returned; only if there are too few all of them are read.
 
-A row that a statement did not return is read once more and is one of three things: *busy* (still ours,
+A row that a statement may not have changed is read once more and is one of three things: *busy* (still ours,
 but locked by someone), *ours already* (ended as we wrote it, by a COMMIT whose answer was lost), or *lost*.
 """
 
@@ -19,7 +20,7 @@ from typing import Any
 from ..exceptions import Interrupted, UnstorableResult
 from ..outcomes import Claim, ErrorRecord, Failed, Outcome, Released, Retried, Snoozed, Succeeded, class_path_of
 from .bell import ring_for
-from .database import ERRORS, Connection, fetch, is_lock_conflict, is_refusal
+from .database import ERRORS, Connection, change, fetch, is_lock_conflict, is_refusal
 
 SLICE = 200
 SLICE_CHARS = 8_000_000  # of results; two hundred large ones took longer than a statement may
@@ -27,6 +28,8 @@ MAX_REFUNDS = 20  # interruptions of one job that cost no attempt
 MAX_LAST_ERROR_CHARS = 500
 
 Transaction = Callable[[], AbstractContextManager[Any]]
+Outcomes = Sequence[Outcome]
+Write = Callable[[Connection, list], Outcomes]  # which returns those that it may not have written
 
 # The empty text keeps the planner from reading the index of all running jobs instead of the primary key.
 SUCCEED_SQL = """
@@ -37,7 +40,6 @@ UPDATE django_pgqueue_job
  WHERE id = ANY(%(ids)s::bigint[])
    AND claim_version = %(version)s
    AND status || '' = 'running'
-RETURNING id
 """
 
 SUCCEED_WITH_RESULT_SQL = """
@@ -49,7 +51,6 @@ UPDATE django_pgqueue_job
  WHERE id = ANY(%(ids)s::bigint[])
    AND claim_version = %(version)s
    AND status || '' = 'running'
-RETURNING id
 """
 
 RETRY_SQL = f"""
@@ -228,13 +229,12 @@ class Settlement:
         self.refused += other.refused
 
 
-def settle(connection: Connection, outcomes: Sequence[Outcome]) -> Settlement:
+def settle(connection: Connection, outcomes: Outcomes) -> Settlement:
     """
-    Write *outcomes* in the transaction that is open. Of two for one job, of an old and a new claim, each
-    is judged alone.
+    Write *outcomes* in the transaction that is open. Of two for one job, of an old and a new claim, each is judged alone.
 
-    Raises whatever the database raises; the transaction is then broken and nothing is written. Call
-    `settle_carefully` next, which finds the culprit.
+    Raises whatever the database raises; the transaction is then broken and nothing is written. Call `settle_carefully`
+    next, which finds the culprit.
     """
     settlement = Settlement()
     for part in _one_for_each_job(outcomes):
@@ -252,18 +252,17 @@ def _one_for_each_job(outcomes: Iterable[Outcome]) -> Iterable[list[Outcome]]:
         rest = later
 
 
-def _settle_distinct(connection: Connection, outcomes: Sequence[Outcome]) -> Settlement:
-    written: set[int] = set()
-    for write, part in _statements_for(outcomes):
-        written |= write(connection, part)
-    if len(written) == len(outcomes):
+def _settle_distinct(connection: Connection, outcomes: Outcomes) -> Settlement:
+    missing = [outcome for write, part in _statements_for(outcomes) for outcome in write(connection, part)]
+    if not missing:
         return Settlement(settled=list(outcomes))
-    settlement = Settlement(settled=[outcome for outcome in outcomes if outcome.claim.job_id in written])
-    _classify(connection, [outcome for outcome in outcomes if outcome.claim.job_id not in written], settlement)
+    ids = set(_ids(missing))
+    settlement = Settlement(settled=[outcome for outcome in outcomes if outcome.claim.job_id not in ids])
+    _classify(connection, missing, settlement)
     return settlement
 
 
-def settle_carefully(connection: Connection, outcomes: Sequence[Outcome], transaction: Transaction) -> Settlement:
+def settle_carefully(connection: Connection, outcomes: Outcomes, transaction: Transaction) -> Settlement:
     """
     Write *outcomes* after `settle` has failed, so that one bad row costs only itself.
 
@@ -303,9 +302,8 @@ def _replace_refused(
     return settlement
 
 
-def _classify(connection: Connection, missing: Iterable[Outcome], settlement: Settlement) -> None:
-    """Read the rows that no statement returned, and sort their outcomes into *settlement*."""
-    missing = list(missing)
+def _classify(connection: Connection, missing: Outcomes, settlement: Settlement) -> None:
+    """Read the rows of those that are *missing*, and sort their outcomes into *settlement*."""
     found = {row[0]: (row[1], row[2]) for row in fetch(connection, MISSING_SQL, {"ids": _ids(missing)})}
     for outcome in missing:
         version, status = found.get(outcome.claim.job_id, (None, None))
@@ -320,12 +318,12 @@ def _classify(connection: Connection, missing: Iterable[Outcome], settlement: Se
             settlement.lost.append(outcome)
 
 
-def _statements_for(outcomes: Sequence[Outcome]) -> list[tuple[Callable[[Connection, list], set[int]], list]]:
+def _statements_for(outcomes: Outcomes) -> list[tuple[Write, list]]:
     """Return the functions to call, each with its share of *outcomes*; those with values in slices."""
     of: dict[type[Outcome], list] = {Succeeded: [], Retried: [], Snoozed: [], Failed: [], Released: []}
     for outcome in outcomes:
         of[type(outcome)].append(outcome)
-    calls: list[tuple[Callable[[Connection, list], set[int]], list]] = []
+    calls: list[tuple[Write, list]] = []
     for alike in _by_version(of[Succeeded]):
         if plain := [outcome for outcome in alike if outcome.result is None]:
             calls.append((_succeed, plain))
@@ -366,39 +364,36 @@ def _release_group(outcome: Released) -> tuple[bool, float, str]:
     return outcome.started, outcome.delay_seconds, outcome.reason
 
 
-def _succeed(connection: Connection, outcomes: list[Succeeded]) -> set[int]:
-    return _written(connection, SUCCEED_SQL, _claims_alike(outcomes))
+def _succeed(connection: Connection, outcomes: list[Succeeded]) -> Outcomes:
+    return _change_all(connection, SUCCEED_SQL, _claims_alike(outcomes), outcomes)
 
 
-def _succeed_with_result(connection: Connection, outcomes: list[Succeeded]) -> set[int]:
+def _succeed_with_result(connection: Connection, outcomes: list[Succeeded]) -> Outcomes:
     results = ",".join([f'"{outcome.claim.job_id}":{outcome.result}' for outcome in outcomes])
-    return _written(connection, SUCCEED_WITH_RESULT_SQL, {**_claims_alike(outcomes), "results": f"{{{results}}}"})
+    parameters = _claims_alike(outcomes) | {"results": f"{{{results}}}"}
+    return _change_all(connection, SUCCEED_WITH_RESULT_SQL, parameters, outcomes)
 
 
-def _retry(connection: Connection, outcomes: list[Retried]) -> set[int]:
+def _retry(connection: Connection, outcomes: list[Retried]) -> Outcomes:
     delays = [outcome.delay_seconds for outcome in outcomes]
-    return _written(connection, RETRY_SQL, {**_claims(outcomes), **_errors(outcomes), "delays": delays})
+    return _change_each(connection, RETRY_SQL, {**_claims(outcomes), **_errors(outcomes), "delays": delays}, outcomes)
 
 
-def _snooze(connection: Connection, outcomes: list[Snoozed]) -> set[int]:
+def _snooze(connection: Connection, outcomes: list[Snoozed]) -> Outcomes:
     delays = [outcome.delay_seconds for outcome in outcomes]
-    return _written(connection, SNOOZE_SQL, {**_claims(outcomes), "delays": delays})
+    return _change_each(connection, SNOOZE_SQL, {**_claims(outcomes), "delays": delays}, outcomes)
 
 
-def _fail(connection: Connection, outcomes: list[Failed]) -> set[int]:
-    return _written(connection, FAIL_SQL, {**_claims(outcomes), **_errors(outcomes)})
+def _fail(connection: Connection, outcomes: list[Failed]) -> Outcomes:
+    return _change_each(connection, FAIL_SQL, {**_claims(outcomes), **_errors(outcomes)}, outcomes)
 
 
-def _release(connection: Connection, outcomes: list[Released]) -> set[int]:
-    parameters = {
-        **_claims(outcomes),
-        "delay": outcomes[0].delay_seconds,
-        "reason": outcomes[0].reason[:MAX_LAST_ERROR_CHARS],
-    }
-    return _written(connection, RELEASE_SQL, parameters)
+def _release(connection: Connection, outcomes: list[Released]) -> Outcomes:
+    delay, reason = outcomes[0].delay_seconds, outcomes[0].reason[:MAX_LAST_ERROR_CHARS]
+    return _change_each(connection, RELEASE_SQL, {**_claims(outcomes), "delay": delay, "reason": reason}, outcomes)
 
 
-def _interrupt(connection: Connection, outcomes: list[Released]) -> set[int]:
+def _interrupt(connection: Connection, outcomes: list[Released]) -> Outcomes:
     parameters = {
         **_claims(outcomes),
         "delay": outcomes[0].delay_seconds,
@@ -406,17 +401,24 @@ def _interrupt(connection: Connection, outcomes: list[Released]) -> set[int]:
         "error_class": class_path_of(Interrupted),
         "message": INTERRUPTED_TEXT,
     }
-    return _written(connection, INTERRUPT_SQL, parameters)
+    return _change_each(connection, INTERRUPT_SQL, parameters, outcomes)
 
 
-def _written(connection: Connection, sql: str, parameters: dict[str, Any]) -> set[int]:
-    return {row[0] for row in fetch(connection, sql, parameters)}
+def _change_all(connection: Connection, sql: str, parameters: dict[str, Any], outcomes: Outcomes) -> Outcomes:
+    """Run *sql*, which returns nothing, and return none of *outcomes* if it has changed all their rows, else all."""
+    return () if change(connection, sql, parameters) == len(outcomes) else outcomes
+
+
+def _change_each(connection: Connection, sql: str, parameters: dict[str, Any], outcomes: Outcomes) -> Outcomes:
+    """Run *sql*, which returns the ids of the rows it has changed, and return the other *outcomes*."""
+    changed = {row[0] for row in fetch(connection, sql, parameters)}
+    return [outcome for outcome in outcomes if outcome.claim.job_id not in changed]
 
 
 # Literals of arrays, because the driver would look at each element of a list, and for what to quote in it.
 
 
-def _claims(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+def _claims(outcomes: Outcomes) -> dict[str, Any]:
     return {"ids": _ids_of(outcomes), "fences": f"{{{','.join(fences([outcome.claim for outcome in outcomes]))}}}"}
 
 
@@ -425,7 +427,7 @@ def _claims_alike(outcomes: Sequence[Succeeded]) -> dict[str, Any]:
     return {"ids": _ids_of(outcomes), "version": outcomes[0].claim.version}
 
 
-def _ids_of(outcomes: Sequence[Outcome]) -> str:
+def _ids_of(outcomes: Outcomes) -> str:
     return f"{{{','.join([str(outcome.claim.job_id) for outcome in outcomes])}}}"
 
 
