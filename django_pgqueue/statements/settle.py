@@ -3,12 +3,11 @@ Write the endings of claims: succeed, retry, snooze, fail, release.
 
 One statement for each kind of ending, without a join: values travel in arrays beside the ids, and
 ``array_position`` finds them. That looks at one after the other, so those statements stay below SLICE rows.
-Successes are many. All that have the same version of the claim, as nearly all have, are one statement, and their
-results are one JSON object, in which the server finds its way faster. The rows that it changes are counted and not
-returned; only if there are too few all of them are read.
+Successes are many. All with the same version of the claim, as nearly all have, are one statement, and their results one
+JSON object, in which the server finds its way faster. The rows are counted, and read only if there are too few.
 
-A row that a statement may not have changed is read once more and is one of three things: *busy* (still ours,
-but locked by someone), *ours already* (ended as we wrote it, by a COMMIT whose answer was lost), or *lost*.
+A row that may not have been changed is read once more and is one of three things: *busy* (still ours, but
+locked by someone), *ours already* (ended as we wrote it, by a COMMIT whose answer was lost), or *lost*.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -231,7 +230,7 @@ class Settlement:
 
 def settle(connection: Connection, outcomes: Outcomes) -> Settlement:
     """
-    Write *outcomes* in the transaction that is open. Of two for one job, of an old and a new claim, each is judged alone.
+    Write *outcomes* in the transaction that is open; of two for one job, an old and a new claim, each by itself.
 
     Raises whatever the database raises; the transaction is then broken and nothing is written. Call `settle_carefully`
     next, which finds the culprit.
@@ -369,9 +368,8 @@ def _succeed(connection: Connection, outcomes: list[Succeeded]) -> Outcomes:
 
 
 def _succeed_with_result(connection: Connection, outcomes: list[Succeeded]) -> Outcomes:
-    results = ",".join([f'"{outcome.claim.job_id}":{outcome.result}' for outcome in outcomes])
-    parameters = _claims_alike(outcomes) | {"results": f"{{{results}}}"}
-    return _change_all(connection, SUCCEED_WITH_RESULT_SQL, parameters, outcomes)
+    results = "{" + ",".join([f'"{outcome.claim.job_id}":{outcome.result}' for outcome in outcomes]) + "}"
+    return _change_all(connection, SUCCEED_WITH_RESULT_SQL, {**_claims_alike(outcomes), "results": results}, outcomes)
 
 
 def _retry(connection: Connection, outcomes: list[Retried]) -> Outcomes:
