@@ -155,7 +155,11 @@ class TestBreakingOff:
 
 class TestMeanwhile:
     def test_it_is_when_the_statement_is_with_the_server(self):
-        """Otherwise this would wait for ever: the statement ends by what is done meanwhile."""
+        """
+        Otherwise this would wait for ever: the statement ends by what is done meanwhile.
+
+        It is no part of the wait, which may be broken off, and during which nobody asks whether the loop turns.
+        """
         done = []
         with worker_session() as session, barrier(81) as lock:
 
@@ -168,7 +172,17 @@ class TestMeanwhile:
                 connection.execute("SELECT pg_advisory_lock(81)")
                 connection.execute("SELECT pg_advisory_unlock(81)")
 
-        assert done == [True]
+        assert done == [False]
+
+    def test_what_follows_it_is_waited_for(self):
+        with worker_session() as session, session.single() as connection, barrier(82) as lock:
+            with connection.meanwhile(lambda: None):
+                statement = InThread(lambda: connection.execute("SELECT pg_advisory_lock(82)"))
+                wait_until(lambda: session.is_waiting, "the wait")
+                wait_for_lock_wait(connections["default"], connection.info.backend_pid)
+            assert session.is_waiting
+            lock.release()
+            statement.result()
 
     def test_a_statement_that_fails_has_its_meanwhile_too(self):
         done = []

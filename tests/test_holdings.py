@@ -62,6 +62,38 @@ def test_a_full_table_refuses_another_claim_and_stays_as_it_is(table):
     assert [held.claim.job_id for held in table.read()] == [0, 1, 2]
 
 
+def test_how_many_claims_there_are_is_read_without_reading_them(table):
+    """R31: whoever wakes one of twenty children asks all of them, each time."""
+    reader = Holdings(os.dup(table.descriptor), 3)
+    counts = [reader.count()]
+    places = []
+    for number in range(3):
+        places.append(table.add(Claim(number, 1)))
+        counts.append(reader.count())
+    for place in places:
+        table.remove(place)
+        counts.append(reader.count())
+    reader.close()
+
+    assert counts == [0, 1, 2, 3, 2, 1, 0]
+
+
+def test_a_claim_is_counted_before_it_is_published_and_until_it_is_forgotten(table, monkeypatch):
+    """A child may die between any two writes, and a table that counts none is not read."""
+    counts = []
+    write_state = table._write_state
+
+    def note(place, state):
+        counts.append(table.count())
+        write_state(place, state)
+
+    monkeypatch.setattr(table, "_write_state", note)
+    place = table.add(Claim(1, 1))
+    table.remove(place)
+
+    assert counts == [1, 1]
+
+
 def test_an_entry_that_is_only_half_written_is_not_read(table, monkeypatch):
     """A child may die between any two writes: what is not whole is not a claim yet, or not any more."""
     place = table.add(Claim(1, 1))
@@ -123,7 +155,7 @@ def test_reading_after_the_end_is_an_error_and_no_other_file_is_read(table):
     closed = Holdings.create(1)
     closed.close()
 
-    with pytest.raises(ValueError, match="closed"):
+    with pytest.raises(ValueError, match="released"):
         closed.read()
 
 

@@ -7,12 +7,14 @@ import time
 
 import psycopg
 import pytest
+from psycopg.pq import TransactionStatus
 
 from django_pgqueue.exceptions import ClaimLost
 from django_pgqueue.models import Job
 from django_pgqueue.outcomes import Claim, Succeeded
 from django_pgqueue.statements import claim as claiming
 from django_pgqueue.statements.database import execute
+from django_pgqueue.statements.settle import Settlement
 from django_pgqueue.worker import announcer
 from django_pgqueue.worker import child as child_module
 from django_pgqueue.worker import upkeep as upkeep_module
@@ -21,6 +23,7 @@ from django_pgqueue.worker.child import Child
 from django_pgqueue.worker.connection import Session
 from django_pgqueue.worker.holdings import Holdings
 from django_pgqueue.worker.pacing import MAX_BUFFERED, Pacing
+from django_pgqueue.worker.rounds import Round
 from django_pgqueue.worker.upkeep import Death, Duty, Upkeep, _newest
 from django_pgqueue.worker.voice import MORE_JOBS
 
@@ -186,9 +189,10 @@ class TestFullSwing:
         moments = []
         hand_over = child._hand_over
 
-        def note(claimed, earlier):
-            moments.append((len(claimed), child._session.is_waiting))
-            hand_over(claimed, earlier)
+        def note(done):
+            is_beside = child._session.connection.pgconn.transaction_status == TransactionStatus.ACTIVE
+            moments.append((len(done.claimed), is_beside))
+            hand_over(done)
 
         monkeypatch.setattr(child, "_hand_over", note)
         child.wake()
@@ -207,6 +211,68 @@ class TestFullSwing:
 
         assert len(child._held) == 10
         assert all(row(claim.job_id, "status", "claim_version") == ("running", 1) for claim in child._held)
+
+    @pytest.mark.parametrize("first", ["a release", "a busy row", "a look", "a stop", "a lost claim"])
+    def test_it_is_done_before_anything_that_might_take_long(self, child, monkeypatch, first):
+        """R18, R20: nobody renews claims that are not published, and a claim under an old name might go back."""
+        match first:
+            case "a release":
+                child._names._old = {"test/0": time.monotonic() + 60}
+            case "a busy row":
+                child._settler._busy.append(Succeeded(Claim(1, 1)))
+            case "a look":
+                child._claimer._owes_look = True
+                child._claimer._floors._look_at = 0.0
+            case "a stop":
+                child.stop(10.0)
+            case "a lost claim":
+                child._said_lost.put((Claim(1, 1), ClaimLost))
+        open_rounds = []
+        do = child._rounds.do
+
+        def note(*parameters, **others):
+            open_rounds.append(child._last_round)
+            return do(*parameters, **others)
+
+        monkeypatch.setattr(child._rounds, "do", note)
+        child.wake()
+
+        child._turn()
+
+        assert child._last_round is None
+        assert open_rounds in ([], [None])
+
+    def test_claims_whose_lease_may_have_ended_meanwhile_go_back(self, child):
+        """R20: another worker may have recovered them."""
+        claimed = [job.id for job in child._last_round.claimed]
+        child._last_round = child._last_round._replace(lease_ends=time.monotonic() - 1)
+
+        turn_until(child, lambda: row(claimed[0], "claim_version")[0] > 1)
+
+        assert child._claimer.lease_ends > time.monotonic()
+        held = {claim.job_id: claim.version for claim in child._held}
+        assert {row(job_id, "status", "claim_version") for job_id in claimed if job_id not in held} <= {("pending", 2)}
+        assert all(held.get(job_id, 3) == 3 for job_id in claimed)
+
+    def test_it_is_done_before_an_ending_that_is_refused_is_looked_for(self, child, monkeypatch):
+        """R18: that takes a transaction for each half."""
+        [refused] = [child._slots.finished.pop()]
+        refused.attempted = refused.attempted._replace(outcome=Succeeded(refused.claim, '"\ud800"'))
+        child._slots.finished.append(refused)
+        held_then = []
+        write_carefully = child._settler.write_carefully
+
+        def note():
+            held_then.append(len(child._held))
+            return write_carefully()
+
+        monkeypatch.setattr(child._settler, "write_carefully", note)
+        child.wake()
+
+        child._turn()
+
+        assert held_then == [10]
+        assert row(refused.claim.job_id, "status") == ("failed",)
 
     def test_it_is_done_also_when_the_next_fails(self, child):
         """R20: or else jobs that are claimed would run after their lease only."""
@@ -245,7 +311,7 @@ class TestFullSwing:
         assert set(Job.objects.filter(status="pending").values_list("attempts", flat=True)) == {0}
 
     def test_a_claim_that_is_lost_in_between_is_no_longer_held(self, child):
-        claimed = child._unheeded.claimed[0]
+        claimed = child._last_round.claimed[0]
         here("UPDATE django_pgqueue_job SET claim_version = 7 WHERE id = %s", [claimed.id])
         child._turn()
         finish(child, child._held[claimed.claim])
@@ -331,6 +397,21 @@ def test_a_child_asks_for_company_when_its_claims_are_published(make_child, monk
     child._turn()
 
     assert held_when_asking == [(MORE_JOBS, 4)]
+
+
+def test_a_name_that_another_begins_with_gives_nothing_of_that_back(make_child):
+    """R20: test/1 is the beginning of test/10, and what is claimed under that may be under way."""
+    child = make_child()
+    job_id = enqueue()
+    child._names._number = 10
+    turn_until(child, lambda: child._held)
+    child._names._old = {"test/1": time.monotonic() + 60}
+    child._held.clear()
+    child.wake()
+
+    child._turn()
+
+    assert row(job_id, "status", "claim_version", "claimed_by") == ("running", 1, "test/10")
 
 
 def test_an_outage_without_a_claim_in_doubt_leaves_no_names_to_look_after(make_child, monkeypatch):
@@ -436,7 +517,7 @@ def test_the_deadline_of_a_lost_job_is_not_written_to_the_place_of_another(make_
         del child._slots._running[2]
         finish(child, second)
         child._collect_finished()
-        child._hand_over([claim_one()], {})
+        child._hand_over(Round(Settlement(), 1, [claim_one()], {}, lease_ends=time.monotonic() + 60))
 
     first.code, second.code = FakeCode(take_the_place), FakeCode(lambda reason: None)
     for held in (first, second):

@@ -89,7 +89,7 @@ class Child:
         self._is_asleep = False
         self._gathers = False  # it lets endings gather while it sleeps
         self._held: dict[Claim, HeldJob] = {}
-        self._unheeded: Round | None = None  # the last round, in full swing, until the next one is under way
+        self._last_round: Round | None = None  # until it is followed up: in full swing, beside the next one
         self._settler = Settler(self._session)
         self._claimer = Claimer(config)
         self._rounds = Rounds(self._session, self._settler, self._claimer, self._names)
@@ -118,6 +118,7 @@ class Child:
             if self._is_finished():
                 break
             self._sleep(pause)
+        self._follow_up()
         self._interrupter.stop()
         if not self._held:  # otherwise a task has outlasted the grace period
             self._slots.stop()
@@ -160,6 +161,8 @@ class Child:
 
     def _turn(self) -> float:
         """Do what there is to do and return how long to sleep, in seconds, unless woken."""
+        if self._stop_by is not None or not self._said_lost.empty():
+            self._follow_up()
         self._collect_finished()
         self._mark_lost()
         self._give_back_unstarted()
@@ -169,8 +172,8 @@ class Child:
         wanted = self._wanted(now)
         if self._settler.ready and self._claimer.can_peek() and not self._claimer.has_to_peek:
             wanted = 0  # it need not hurry to look, and what has ended is one statement by itself
-        if self._unheeded is not None and not (wanted and self._settler.ready):
-            self._heed()  # there will be no round beside which it could
+        if self._last_round is not None and not (wanted and self._rounds.begins_with_settling):
+            self._follow_up()  # not beside the next round: until its first statement is sent it might take long
             return 0.0
         if not wanted and self._can_gather():
             self._gathers = True
@@ -180,31 +183,33 @@ class Child:
             return self._sleep_seconds()
         try:
             self._accept(self._settler.try_busy())
-            done = self._rounds.do(wanted, self._held, meanwhile=self._heed)
+            done = self._rounds.do(wanted, self._held, meanwhile=self._follow_up)
         except psycopg.Error as error:
-            self._heed()
+            self._follow_up()
             self._retry_at = time.monotonic() + self._rounds.recover_from(error)
             return 0.0
         self._holdings.note(worked=time.monotonic())
-        self._heed()
-        self._unheeded = done
+        self._follow_up()  # the one before, if there was no time for it
+        self._last_round = done
+        if done.claimed:
+            self._pacing.claimed(len(done.claimed), sum(len(job.args) + len(job.kwargs) for job in done.claimed))
         if self._is_in_full_swing(done):
             return 0.0
-        self._heed()
+        self._follow_up()
         return self._sleep_seconds()
 
     def _is_in_full_swing(self, done: Round) -> bool:
         """Whether it seems that another large round will follow the one that is *done* at once."""
         is_large = len(done.settlement.settled) + len(done.claimed) >= LARGE_ROUND
-        return is_large and len(self._slots.finished) >= LARGE_ROUND
+        return is_large and done.wanted > 0 and len(self._slots.finished) >= LARGE_ROUND
 
-    def _heed(self) -> None:
-        """Do what the last round calls for, unless that has been done: let go of what has ended, hand new jobs over."""
-        if self._unheeded is None:
+    def _follow_up(self) -> None:
+        """Let go of what the last round has settled, and hand over what it has claimed, unless that has been done."""
+        if self._last_round is None:
             return
-        done, self._unheeded = self._unheeded, None
+        done, self._last_round = self._last_round, None
         self._accept(done.settlement)
-        self._hand_over(done.claimed, done.earlier)
+        self._hand_over(done)
         if done.wanted:
             # Not before they are published: this child would still look idle, and be the one that is woken.
             self._voice.note_claim(was_filled=len(done.claimed) == done.wanted)
@@ -229,12 +234,17 @@ class Child:
 
     def _room(self) -> int:
         """How many jobs could be claimed. What has ended makes room already: a round settles it before it claims."""
-        held = len(self._held)
-        if self._unheeded is not None:
-            held += len(self._unheeded.claimed) - len(self._unheeded.settlement.settled)
+        held = self._held_count
         in_hand = held - len(self._settler)
         places = Pacing.capacity(self._config.concurrency) - held
         return int(max(min(self._pacing.wanted(in_hand), self._jobs_left - in_hand, places), 0))
+
+    @property
+    def _held_count(self) -> int:
+        """How many jobs are held, once the last round is followed up."""
+        done = self._last_round
+        changes = 0 if done is None else len(done.claimed) - len(done.settlement.settled) - len(done.settlement.lost)
+        return len(self._held) + changes
 
     # ---- what arrives from slots
 
@@ -285,19 +295,19 @@ class Child:
             self._pacing.stalled()
         self._buffered_since = None
 
-    def _hand_over(self, claimed: Sequence[claiming.ClaimedJob], earlier: dict[int, list]) -> None:
-        if self._stop_by is not None:  # it was told so while the claim was under way
-            self._settler.add(Released(job.claim) for job in claimed)
+    def _hand_over(self, done: Round) -> None:
+        if not done.claimed:
             return
-        given = [self._hold(job, earlier.get(job.id, ())) for job in claimed]
-        if claimed:
-            self._slots.give(given)
-            self._pacing.claimed(len(claimed), sum(len(job.args) + len(job.kwargs) for job in claimed))
-            self._buffered_since = time.monotonic()
+        # It was told to stop meanwhile, or all that has taken so long that others may have the jobs.
+        if self._stop_by is not None or time.monotonic() > done.lease_ends:
+            self._settler.add(Released(job.claim) for job in done.claimed)
+            return
+        self._slots.give([self._hold(job, done.earlier.get(job.id, ()), done.lease_ends) for job in done.claimed])
+        self._buffered_since = time.monotonic()
 
-    def _hold(self, job: claiming.ClaimedJob, earlier: Sequence[claiming.EarlierAttempt]) -> HeldJob:
+    def _hold(self, job: claiming.ClaimedJob, earlier: Sequence[claiming.EarlierAttempt], lease_ends: float) -> HeldJob:
         claim = job.claim
-        self._held[claim] = held = HeldJob(job, claim, earlier, self._holdings.add(claim), self._claimer.lease_ends)
+        self._held[claim] = held = HeldJob(job, claim, earlier, self._holdings.add(claim), lease_ends)
         return held
 
     # ---- what the database answers
@@ -350,7 +360,7 @@ class Child:
 
     def _speak(self) -> None:
         """Let the supervisor know what it should."""
-        takes_jobs = self._stop_by is None and self._jobs_left > len(self._held)
+        takes_jobs = self._stop_by is None and self._jobs_left > self._held_count
         self._voice.tell_rest(self._claimer.rests_since if takes_jobs else 0.0, self._claimer.found_at)
         self._voice.speak()
 

@@ -85,7 +85,7 @@ class WatchedConnection(psycopg.Connection):
 
     @contextmanager
     def meanwhile(self, do: Callable[[], None]) -> Iterator[None]:
-        """Call *do*, once, when a statement of the block has been sent, before its answer is waited for."""
+        """Call *do* when the first statement of the block has been sent and its answer is not there yet."""
         self._meanwhile = do
         try:
             yield
@@ -95,8 +95,15 @@ class WatchedConnection(psycopg.Connection):
     def wait(self, gen: PQGen[Any], *args: Any, **options: Any) -> Any:
         if self._meanwhile is not None:
             do, self._meanwhile = self._meanwhile, None
-            gen = _and_meanwhile(gen, do)
+            gen = _and_meanwhile(gen, lambda: self._call(do))
         return super().wait(gen, *args, **options)
+
+    def _call(self, do: Callable[[], None]) -> None:
+        """Call *do* in the middle of a wait: it is no part of that, however long it takes."""
+        with self._asking:
+            self._asked_at = None
+        do()
+        self._asked_at = time.monotonic()
 
     @property
     def is_waiting(self) -> bool:
@@ -137,16 +144,20 @@ class WatchedConnection(psycopg.Connection):
 
 
 def _and_meanwhile(gen: PQGen[Any], do: Callable[[], None]) -> PQGen[Any]:
-    """Do what *gen* does, and *do* when it has nothing left to send."""
+    """Do what *gen* does, and *do* when it has sent all and waits for what comes back."""
     try:
         wanted = next(gen)
         while wanted != Wait.R:
             wanted = gen.send((yield wanted))
-        do()
-        while True:
-            wanted = gen.send((yield wanted))
     except StopIteration as end:
         return end.value
+    do()
+    while True:
+        ready = yield wanted
+        try:
+            wanted = gen.send(ready)
+        except StopIteration as end:
+            return end.value
 
 
 class _WatchedCursor(psycopg.Cursor):

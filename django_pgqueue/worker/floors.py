@@ -54,7 +54,7 @@ class Floors:
         self._latest: dict[tuple[str, int], list[tuple[float, int]]] = {}  # jobs that were claimed, in their order
         self._seen_at: dict[tuple[str, int], float] = {}  # monotonic
         self._clock_offset = 0.0  # from the monotonic clock to the database's, in seconds
-        self._looked_at = -INFINITY  # the last time, by the database's clock
+        self._last_look = -INFINITY  # the last time, by the database's clock
         self._may_look_at = 0.0  # these four: monotonic
         self._look_at = 0.0
         self._look_behind_at = 0.0
@@ -135,9 +135,9 @@ class Floors:
 
     def next_due_in(self) -> float:
         """The seconds until the next job may run that the last look saw and that could not yet, ``inf`` if none."""
-        # Not "that cannot now": it may have become due since, and nobody else would claim it.
+        # Not "that cannot now": it may have become due since.
         firsts = (band.first_available_at for band in self._bands.values())
-        first = min((first for first in firsts if first > self._looked_at), default=INFINITY)
+        first = min((first for first in firsts if first > self._last_look), default=INFINITY)
         return max(first - time.monotonic() - self._clock_offset, 0.0)
 
     # ---- looking
@@ -150,7 +150,7 @@ class Floors:
         parts = [Part(band.queue_name, band.priority, min(since, band.floor_at)) for band in self._bands.values()]
         seen = self._sweep(connection, parts)
         now = time.monotonic()
-        self._looked_at = seen.clock
+        self._last_look = seen.clock
         self._clock_offset = seen.clock - now
         is_dear = now - began > DEAR_SECONDS
         self._learn({(band.queue_name, band.priority): band for band in seen.bands}, seen.clock, is_dear)

@@ -1,7 +1,7 @@
 """
 What a child and its supervisor tell each other without words: memory that both map, and that outlives the child.
 
-A few moments stand first (see `Vitals`), then the claims that the child holds. Each entry is an id, a
+A few moments stand first (see `Vitals`), then how many claims the child holds, then these. Each entry is an id, a
 version, a deadline and a state, eight bytes each, and each is written at once. The state is written last, so
 that a reader never takes half an entry for a whole one. What a reader sees twice, or with an older version,
 does no harm: whatever it does with a claim is fenced.
@@ -18,6 +18,8 @@ from typing import NamedTuple
 from ..outcomes import Claim
 
 _VITALS = struct.Struct("=dddddd")
+_COUNT = _VITALS.size // 8  # where it stands, in words
+_HEAD_BYTES = _VITALS.size + 8
 _ENTRY = struct.Struct("=qqdq")  # id, version, deadline, state
 _ID, _VERSION, _DEADLINE = -3, -2, -1  # where they stand, in words, beside the state
 _FREE, _BUFFERED, _STARTED, _FINISHED = 0, 1, 2, 3
@@ -65,17 +67,18 @@ class Holdings:
 
     def __init__(self, descriptor: int, capacity: int) -> None:
         self.descriptor = descriptor
-        self._map = mmap.mmap(descriptor, _VITALS.size + _ENTRY.size * capacity)
+        self._map = mmap.mmap(descriptor, _offset(capacity))
         self._words = memoryview(self._map).cast("q")
         self._moments = memoryview(self._map).cast("d")
         self._free = [_offset(entry + 1) // 8 - 1 for entry in reversed(range(capacity))]
+        self._capacity = capacity
 
     @classmethod
     def create(cls, capacity: int) -> "Holdings":
         """Make an empty table for up to *capacity* claims."""
         descriptor = _file_without_name()
         try:
-            os.truncate(descriptor, _VITALS.size + _ENTRY.size * capacity)
+            os.truncate(descriptor, _offset(capacity))
             return cls(descriptor, capacity)
         except BaseException:
             os.close(descriptor)
@@ -86,6 +89,7 @@ class Holdings:
         place = self._free.pop()
         self._words[place + _ID], self._words[place + _VERSION] = claim
         self._moments[place + _DEADLINE] = 0.0
+        self._words[_COUNT] = self._capacity - len(self._free)  # first: never less than there are
         self._write_state(place, _BUFFERED)
         return place
 
@@ -103,12 +107,15 @@ class Holdings:
 
     def remove(self, place: int) -> None:
         """Forget the claim at *place*."""
-        self._words[place] = _FREE
+        self._write_state(place, _FREE)
         self._free.append(place)
+        self._words[_COUNT] = self._capacity - len(self._free)
 
     def read(self) -> list[Held]:
         """Return the claims held at this moment."""
-        entries = _ENTRY.iter_unpack(self._map[_VITALS.size :])
+        if not self.count():
+            return []
+        entries = _ENTRY.iter_unpack(self._map[_HEAD_BYTES:])
         return [
             Held(Claim(job_id, version), state == _STARTED, deadline, state == _FINISHED)
             for job_id, version, deadline, state in entries
@@ -116,9 +123,8 @@ class Holdings:
         ]
 
     def count(self) -> int:
-        """Return how many claims are held at this moment."""
-        states = self._words[_offset(1) // 8 - 1 :: _ENTRY.size // 8].tolist()
-        return len(states) - states.count(_FREE)
+        """Return how many claims are held at this moment, without a look at each."""
+        return self._words[_COUNT]
 
     def note(self, **moments: float) -> None:
         """Write the vital signs named."""
@@ -140,7 +146,7 @@ class Holdings:
 
 
 def _offset(entry: int) -> int:
-    return _VITALS.size + entry * _ENTRY.size
+    return _HEAD_BYTES + entry * _ENTRY.size
 
 
 def _file_without_name() -> int:

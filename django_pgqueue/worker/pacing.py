@@ -7,7 +7,7 @@ come in large batches, long ones are never hoarded. Nor are large ones, because 
 
 BUFFERED_SECONDS = 0.1
 MAX_BUFFERED = 4_000
-LARGE_CLAIM = 1_000  # that is worth it while more than half of the buffer is left
+LARGE_CLAIM = 1_000  # there is room for more than so many: a claim is worth it, even if half of the buffer is left
 MAX_BUFFERED_CHARS = 16_000_000  # of arguments
 WEIGHT = 0.05  # of the newest job in the average
 
@@ -38,7 +38,7 @@ class Pacing:
         self._average = max(self._average, BUFFERED_SECONDS)
 
     def wanted(self, held: int) -> int:
-        """Return how many jobs to claim while *held* wait or run; none if there is room for few."""
+        """Return how many jobs to claim while *held* wait or run; none if a buffer has room for few."""
         buffer = min(
             int(self._slots * BUFFERED_SECONDS / max(self._average, 1e-6)) - self._slots,
             int(MAX_BUFFERED_CHARS / max(self._average_chars, 1.0)),

@@ -24,7 +24,7 @@ class Settler:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._ready: list[Outcome] = []
-        self._writing: list[Outcome] = []
+        self._writing: list[Outcome] = []  # in a transaction that is not committed
         self._busy: list[Outcome] = []
         self._busy_at = 0.0  # monotonic; when to try those again
         self.since = 0.0  # monotonic; when the first of those that are ready arrived
@@ -63,7 +63,7 @@ class Settler:
         self._writing = []
 
     def write_carefully(self) -> Settlement:
-        """Write what is ready one way or the other, after `write` has failed."""
+        """Write what is ready one way or the other, after `failed`."""
         settlement = settle_carefully(self._session.connection, self._ready, self._session.round)
         self._ready = []
         self._set_apart(settlement.busy)
