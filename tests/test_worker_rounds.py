@@ -259,11 +259,11 @@ class TestFullSwing:
         [refused] = [child._slots.finished.pop()]
         refused.attempted = refused.attempted._replace(outcome=Succeeded(refused.claim, '"\ud800"'))
         child._slots.finished.append(refused)
-        held_then = []
+        open_rounds = []
         write_carefully = child._settler.write_carefully
 
         def note():
-            held_then.append(len(child._held))
+            open_rounds.append(child._last_round)
             return write_carefully()
 
         monkeypatch.setattr(child._settler, "write_carefully", note)
@@ -271,7 +271,7 @@ class TestFullSwing:
 
         child._turn()
 
-        assert held_then == [10]
+        assert open_rounds == [None]
         assert row(refused.claim.job_id, "status") == ("failed",)
 
     def test_it_is_done_also_when_the_next_fails(self, child):

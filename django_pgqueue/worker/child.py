@@ -161,8 +161,8 @@ class Child:
 
     def _turn(self) -> float:
         """Do what there is to do and return how long to sleep, in seconds, unless woken."""
-        if self._stop_by is not None or not self._said_lost.empty():
-            self._follow_up()
+        if not self._said_lost.empty():
+            self._follow_up()  # what it has settled is not lost
         self._collect_finished()
         self._mark_lost()
         self._give_back_unstarted()
