@@ -7,7 +7,7 @@ import pytest
 from django_pgqueue.models import Job, JobAttempt
 
 from .app.models import Mark
-from .app.worker_tasks import fail_once, leave_mark, mark_and_wait_for
+from .app.worker_tasks import fail_once_and_wait, leave_mark, mark_and_wait_for
 from .helpers import PATIENCE_SECONDS, here, row, wait_until
 from .proxy import Proxy
 from .workers import JobInHand, barrier, listener
@@ -72,10 +72,11 @@ class TestUnknownOutcomes:
         assert not re.search("is lost|Recovered|Released", worker.log)
 
     def test_a_retry_is_written_once(self, proxy, start_behind):
+        """One that waits: were it due at once, the same transaction might claim it again."""
         worker = start_behind()
         lost = proxy.lose_commit_answer("INSERT INTO django_pgqueue_jobattempt")
 
-        job_id = int(fail_once.enqueue("retried in doubt").id)
+        job_id = int(fail_once_and_wait.enqueue("retried in doubt").id)
 
         lost.wait(PATIENCE_SECONDS)
         wait_for_status(job_id, "done")

@@ -77,6 +77,13 @@ def fail_once(context, note):
         raise ValueError(f"{note} fails once")
 
 
+@task(takes_context=True, max_attempts=3, backoff=1)
+def fail_once_and_wait(context, note):
+    Mark.objects.create(note=note)
+    if context.attempt == 1:
+        raise ValueError(f"{note} fails once")
+
+
 @task(max_attempts=1)
 def fail(message):
     raise ValueError(message)
