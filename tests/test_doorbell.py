@@ -48,7 +48,7 @@ from .helpers import (
 from .proxy import Proxy
 from .servers import servers
 from .test_database_away import programs as programs
-from .workers import barrier, wait_for_mark, wait_for_status
+from .workers import barrier, wait_for_mark, wait_for_status, who_sleeps
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -470,7 +470,7 @@ class TestProcesses:
 
     def start_two(self, start_worker):
         workers = [start_worker("--concurrency", "1", POLL_SECONDS="600").wait_ready() for _ in range(2)]
-        wait_until(sleeper, "one of them to sleep")
+        wait_until(who_sleeps, "one of them to sleep")
         return workers
 
     def test_a_worker_with_all_slots_taken_hands_over(self, start_worker):
@@ -488,7 +488,7 @@ class TestProcesses:
 
     def test_when_the_one_that_sleeps_is_killed_another_takes_its_place(self, start_worker):
         workers = self.start_two(start_worker)
-        [supervisor] = sleeper()
+        [supervisor] = who_sleeps()
         [killed] = [worker for worker in workers if worker.pid == supervisor]
         [other] = [worker for worker in workers if worker is not killed]
 
@@ -496,14 +496,14 @@ class TestProcesses:
         leave_mark.enqueue("unheard")
 
         wait_for_mark("unheard")
-        wait_until(lambda: sleeper() == [other.pid], "the other to sleep")
+        wait_until(lambda: who_sleeps() == [other.pid], "the other to sleep")
         leave_mark.enqueue("heard")
         wait_for_mark("heard")
         assert other.stop() == 0
 
     def test_a_worker_that_stops_hands_over(self, start_worker):
         workers = self.start_two(start_worker)
-        [supervisor] = sleeper()
+        [supervisor] = who_sleeps()
         [first] = [worker for worker in workers if worker.pid == supervisor]
         [second] = [worker for worker in workers if worker is not first]
         with barrier(72) as lock:
@@ -520,7 +520,7 @@ class TestProcesses:
     def test_a_child_that_is_killed_leaves_no_job_behind(self, start_worker):
         worker = start_worker("--processes", "2", "--concurrency", "1", POLL_SECONDS="600")
         wait_until(lambda: worker.log.count("is ready") == 2, "two children")
-        wait_until(sleeper, "it to sleep")
+        wait_until(who_sleeps, "it to sleep")
 
         for number in range(4):
             children = wait_until(lambda: worker.children()[1:] and worker.children(), "two children")
@@ -538,7 +538,7 @@ class TestProcesses:
         with Proxy.to_database() as proxy:
             worker = start_worker("--processes", f"{children}", DATABASE_URL=proxy.url, POLL_SECONDS="600")
             wait_until(lambda: worker.log.count("is ready") == children, "all children")
-            wait_until(sleeper, "it to sleep")
+            wait_until(who_sleeps, "it to sleep")
 
             with proxy.recording() as statements:
                 for number in range(jobs):
@@ -549,17 +549,6 @@ class TestProcesses:
         assert sum("SET status = 'done'" in statement for statement in theirs) == jobs
         searches = sum("SET status = 'running'" in each or "WITH RECURSIVE" in each for each in theirs)
         assert jobs <= searches <= 3 * jobs < children * jobs
-
-
-def sleeper():
-    """The process ids of the supervisors that sleep, on the lock of any queue."""
-    found = here(
-        "SELECT application_name FROM pg_stat_activity JOIN pg_locks USING (pid) WHERE locktype = 'advisory'"
-        " AND granted AND objid = %s AND application_name ~ '^pgqueue (listener|bell) '"
-        " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())",
-        [ANY_KEY],
-    )
-    return [int(name.split()[-1]) for (name,) in found]
 
 
 class TestTogether:

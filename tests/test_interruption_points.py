@@ -5,15 +5,17 @@ R16, R17, R20, R22, R27; B01, B05.
 """
 
 import signal
+from datetime import timedelta
 
 import pytest
+from django.utils import timezone
 
 from django_pgqueue.models import Job, JobAttempt
 
 from .app.models import Mark
 from .app.worker_tasks import atomic_mark_and_wait_for, leave_mark, mark_and_wait_for
-from .helpers import here, job_trigger, row, wait_until
-from .workers import a_child_is_in, a_place_to_wait_at, barrier, wait_for_mark, wait_for_status
+from .helpers import here, job_trigger, make_due, row, wait_until
+from .workers import a_child_is_in, a_place_to_wait_at, barrier, wait_for_mark, wait_for_status, who_sleeps
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -134,8 +136,10 @@ def test_killed_after_the_effect_of_an_atomic_task_and_before_its_commit(start_w
 def test_a_child_killed_while_the_end_of_a_task_is_written_has_it_written(start_worker):
     """An ending alone is one statement, which the server ends by itself, and nothing runs again."""
     with a_place_to_wait_at(77) as lock, job_trigger(wait_while_becoming("done")):
-        job = leave_mark.enqueue("effect")
+        job = leave_mark.using(run_after=timezone.now() + timedelta(hours=1)).enqueue("effect")
         worker = start_worker(LEASE_SECONDS="600").wait_ready()
+        wait_until(who_sleeps, "it to sleep")
+        make_due(int(job.id))  # found by a poll: a ring that came late would have the round claim, too
         wait_until(lambda: a_child_is_in("UPDATE django_pgqueue_job"), "the end to be written")
 
         worker.signal_child(signal.SIGKILL)

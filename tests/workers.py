@@ -14,7 +14,7 @@ from typing import Any
 from django.db import connections
 
 from django_pgqueue.models import Job
-from django_pgqueue.statements.bell import FIRST_LEAD_KEY
+from django_pgqueue.statements.bell import ANY_KEY, FIRST_LEAD_KEY
 
 from .app.models import Mark
 from .app.worker_tasks import write_after_reading
@@ -153,6 +153,17 @@ class _Barrier:
 
     def release(self) -> None:
         self._cursor.execute("SELECT pg_advisory_unlock_all()")
+
+
+def who_sleeps():
+    """The process ids of the supervisors that sleep, on the lock of any queue."""
+    found = here(
+        "SELECT application_name FROM pg_stat_activity JOIN pg_locks USING (pid) WHERE locktype = 'advisory'"
+        " AND granted AND objid = %s AND application_name ~ '^pgqueue (listener|bell) '"
+        " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())",
+        [ANY_KEY],
+    )
+    return [int(name.split()[-1]) for (name,) in found]
 
 
 def wait_for_mark(note: str, count: int = 1) -> None:
